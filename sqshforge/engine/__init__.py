@@ -1,4 +1,4 @@
-"""Container engines behind one shape: what a build needs of docker and of buildah."""
+"""Container engines behind one interface: what a build needs of docker and buildah."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ NAMES = ("docker", "buildah")
 
 
 class Engine(Protocol):
-    """A container engine; all methods raise `WorkError` where it fails at the work."""
+    """A container engine; all methods raise `WorkError` if its work fails."""
 
     @property
     def name(self) -> str:
-        """Which engine it is: `docker` or `buildah`."""
+        """The engine's name: `docker` or `buildah`."""
 
     def check(self, dockerfile: str, platform: Platform | None = None) -> list[str]:
-        """What a user should know before a build of such a Dockerfile for a platform begins.
+        """Return warnings for the user before a build of a Dockerfile for a platform.
 
-        Raises `MissingError` where this engine cannot build it. Here and below, None stands for
-        this machine's own platform.
+        Raises `MissingError` if this engine cannot build it. Here and below, the platform None is
+        this machine's own.
         """
 
     def storage(self) -> Path | None:
-        """The folder that images take room in; None where it is another machine's."""
+        """The folder that holds the images; None if it is on another machine."""
 
     def resources(self) -> tuple[int, int | None]:
-        """The processors and the bytes of memory that a build may use; None: not known."""
+        """The processors and the bytes of memory that a build may use; None: unknown."""
 
     def image(self, name: str) -> Image | None:
-        """An image that the engine has, by name."""
+        """The image of a name; None if the engine does not have it."""
 
     @property
     def program(self) -> Path:
         """The program that logs in at a registry for this engine."""
 
     def pull(self, reference: str, name: str, platform: Platform | None = None) -> str | None:
-        """Fetch an image and give it a name; what the engine says where it cannot, else None."""
+        """Fetch an image and name it; return None, or the engine's message if that fails."""
 
     def tag(self, reference: str, name: str) -> None:
-        """Give an image that the engine has another name."""
+        """Give another name to an image that the engine has."""
 
     def save(self, name: str, tar: Path) -> None:
         """Write an image as a docker archive."""
 
     def restore(self, tar: Path) -> None:
-        """Take in an image that `save` wrote, of this engine or another, under its name."""
+        """Load an image that `save` of this or another engine wrote, under its name."""
 
     def copy_out(self, name: str, folder: str, place: Path) -> None:
-        """Copy what is in a folder of an image to a folder of this machine."""
+        """Copy the content of a folder of an image to the folder `place` of this machine."""
 
     def load(
         self,
@@ -68,22 +68,22 @@ class Engine(Protocol):
         platform: Platform | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Make a root file system's tar an image of one layer, for a platform.
+        """Make an image of one layer, for a platform, from the tar of a root file system.
 
-        It bears the time `epoch` where the engine can do that, else now.
+        Its creation time is `epoch` if the engine can set that, else now.
         """
 
     def build(self, build: Build, on_line: Callable[[str], None]) -> None:
-        """Build a context's Dockerfile; nothing half-built stays behind."""
+        """Build a context's Dockerfile; a failed build leaves nothing half-built."""
 
     def source(self, name: str) -> str:
         """The image as a source to pack from, such as `buildah://NAME`."""
 
 
 def choose(name: str | None, programs: Programs) -> Engine:
-    """The engine by that name, else docker where a daemon answers, else buildah.
+    """The engine of a name; without a name, docker if a daemon answers, else buildah.
 
-    Raises `RequestError` for a name that is none, `MissingError` where the engine is not there.
+    Raises `RequestError` for an unknown name, `MissingError` if the engine is not available.
     """
     if name not in (None, "", *NAMES):
         raise RequestError(

@@ -28,25 +28,25 @@ _FLAG = r"--mount=type=bind,source=(?P<source>[^,\s]+),target=(?P<target>[^,\s]+
 _BIND = re.compile(rf"{_FLAG}(?: \\\n\s*| )")
 _OTHER = re.compile(r"--mount=type=(?!secret)\S+")
 
-KIND = "image"  # of our own working containers
-TIMEOUT = 10.0  # seconds
+KIND = "image"  # the kind in the names of sqshforge's own working containers
+TIMEOUT = 10.0  # seconds to retry the removal of a busy container
 PROCESSES = 32768
 
 
 @dataclass(frozen=True)
 class WithVolumes:
-    """A Dockerfile without bind mounts, and the context's folders to mount: target -> source."""
+    """A Dockerfile without bind mounts, and the context's folders to mount, target -> source."""
 
     dockerfile: str
     volumes: Mapping[str, str]
 
 
 def with_volumes(dockerfile: str) -> WithVolumes | None:
-    """Turn the bind mounts of a Dockerfile into volumes; None where that is not possible.
+    """Turn the bind mounts of a Dockerfile into volumes; return None if that is not possible.
 
-    Ubuntu 22.04 has such a buildah. A volume is mounted in every RUN of a build, which is the same
-    to a Dockerfile that mounts each folder of its context in one place only. What other stages
-    made, and caches, cannot be brought in that way.
+    This is for a buildah that does not know bind mounts, such as Ubuntu 22.04's. A volume is
+    mounted in every RUN of a build, which is equivalent if the Dockerfile mounts only one folder of
+    its context at each target. Mounts of other stages, and caches, cannot be replaced by volumes.
     """
     volumes: dict[str, str] = {}
     for found in _BIND.finditer(dockerfile):
@@ -133,7 +133,7 @@ class Buildah:
         with self._working_container(name, *_limits()) as container:
             argv: list[str | Path] = [self.program, "run", "--isolation", "chroot"]
             argv += ["--volume", f"{place}:/run/place:rw", container, "--"]
-            # Without owners: those would be ids of the caller's range, which it cannot remove.
+            # Without owners: the caller cannot remove files of the other ids in its range.
             argv += ["cp", "--recursive", "--no-dereference", "--preserve=mode,timestamps,links"]
             self.programs.capture([*argv, f"{folder}/.", "/run/place/"])
 
@@ -154,7 +154,7 @@ class Buildah:
 
     @contextmanager
     def _working_container(self, image: str, *options: str) -> Iterator[str]:
-        """A working container of an image; those that killed processes of ours left go first."""
+        """Make a working container of an image; first remove those that killed processes left."""
         listed = self.programs.capture(
             [self.program, "containers", "--format", "{{.ContainerName}}"]
         )
@@ -182,7 +182,7 @@ class Buildah:
         argv += ["--isolation", "chroot", *replace(build, name=plain).options(network="host")]
         argv += _limits()
         argv += [*_timestamp(build.epoch), *self._without_bind_mounts(build), build.context]
-        self._remove_leftovers(build)  # of one before, which was killed
+        self._remove_leftovers(build)  # of an earlier build that was killed
         try:
             self.programs.follow(argv, on_line)
             self._annotate(plain, build)
@@ -191,7 +191,7 @@ class Buildah:
             raise
 
     def _without_bind_mounts(self, build: Build) -> list[str | Path]:
-        """The options that stand for bind mounts where buildah does not know those."""
+        """The options that replace bind mounts if buildah does not know those."""
         if self._knows_bind_mounts():
             return []
         plain = with_volumes((build.context / "Dockerfile").read_text())
@@ -206,14 +206,14 @@ class Buildah:
     def _annotate(self, plain: str, build: Build) -> None:
         """Give an image its labels, annotations and name, without another layer.
 
-        A build with annotations would find nothing in its cache, and each step that gives a label
-        takes a while. The image without them stays:
-        with it would go all steps that the next build goes on from.
+        A build with annotations would find nothing in its cache, and each step that sets a label
+        takes a while. The image without them stays: removing it would remove the cached steps from
+        which the next build continues.
         """
         argv: list[str | Path] = [self.program, "build", "--quiet", "--format", "oci"]
         argv += ["--layers", "--force-rm"]  # its container would stay otherwise
         argv += ["--isolation", "chroot", "--tag", build.name, *_timestamp(build.epoch)]
-        argv += [*on(build.platform), *build.secret_options()]  # these tell whose its container is
+        argv += [*on(build.platform), *build.secret_options()]  # secrets identify its container
         for key, value in sorted(build.labels.items()):
             argv += ["--label", f"{key}={value}"]
         for key, value in sorted(build.annotations.items()):
@@ -221,9 +221,9 @@ class Buildah:
         self.programs.capture([*argv, "--file", "-", "."], stdin=f"FROM {plain}\n".encode())
 
     def _alone(self, build: Build) -> list[str | Path]:
-        """What goes before a build that must not reach any network.
+        """The prefix of the command of a build that must not reach any network.
 
-        With chroot isolation buildah leaves the network as it finds it, so it starts with none.
+        With chroot isolation buildah does not change the network, so it is started without one.
         """
         if build.network == "host":
             return []
@@ -231,9 +231,10 @@ class Buildah:
         return [*ours, self.programs.require("unshare", "it takes the network away"), "--net"]
 
     def _remove_leftovers(self, build: Build) -> None:
-        """Remove the working containers of builds like this one, which nothing else may be now.
+        """Remove the working containers of this build and of earlier ones with the same secrets.
 
-        One whose command is still ending is busy for a moment.
+        No other such build may run now: the caller holds a lock. A container whose command is still
+        ending is busy for a moment.
         """
         folders = {path.parent.resolve() for path in build.secrets.values()}
         left = working_containers.of_builds(self.storage())
@@ -257,10 +258,10 @@ def _timestamp(epoch: int | None) -> list[str]:
 
 
 def _limits() -> list[str]:
-    """Give a build no more than this process may have: as root buildah 1.39 asks for more files.
+    """Limit a build to this process's limits: as root, buildah 1.39 asks for more open files.
 
-    That is refused to a root without CAP_SYS_RESOURCE, as many containers have. The number of
-    processes is buildah's default, which counts no more once another limit is given.
+    A root without CAP_SYS_RESOURCE, as in many containers, is refused that. The limit of processes
+    is buildah's default, which no longer applies once another limit is given.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if files == resource.RLIM_INFINITY:
@@ -276,10 +277,10 @@ def _labels(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def unpacked_size(facts: dict[str, Any]) -> int:
-    """Tell the bytes of an image, unpacked, as its manifest has its layers.
+    """The bytes of an image, unpacked, by the layers in its manifest.
 
-    Those that were built here count exactly, pulled ones by what such layers grow to. A list of
-    images has it too, and takes a tenth of a second.
+    Layers that were built here are counted exactly, pulled ones are estimated from their compressed
+    size. A list of images has the size too, but takes a tenth of a second.
     """
     manifest = json.loads(facts.get("Manifest") or "{}")
     return sum(

@@ -1,7 +1,7 @@
-"""A docker daemon, spoken to by its API through the Docker SDK for Python.
+"""A docker daemon, used through its API with the Docker SDK for Python.
 
-It is the one that the docker client would talk to. The SDK is imported where a daemon is asked:
-it takes its time to load.
+It is the one that the docker client would talk to. The SDK is slow to load, so it is imported only
+when a daemon is asked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMS = "unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a daemon listens, as DOCKER_HOST has it, and the folder of its certificates, if any."""
+    """A daemon's address, in the form of DOCKER_HOST, and the folder of its certificates if any."""
 
     host: str
     certificates: Path | None = None
@@ -35,9 +35,9 @@ class Endpoint:
 
     @classmethod
     def current(cls, programs: Programs) -> Endpoint:
-        """The docker client's own: DOCKER_HOST, else the current context, else this machine's.
+        """The docker client's endpoint: DOCKER_HOST, else the current context's, else the default.
 
-        Raises `RequestError` where there is no such context.
+        Raises `RequestError` if the context does not exist.
         """
         host = os.environ.get("DOCKER_HOST")
         if not host:
@@ -65,9 +65,9 @@ class Endpoint:
             ) from None
 
     def options(self) -> dict[str, Any]:
-        """What the SDK's client is made with."""
-        # The SDK loads paramiko wherever that is installed, which takes longer than all the rest
-        # of it, and needs it for ssh alone.
+        """The arguments of the SDK's client."""
+        # The SDK loads paramiko if that is installed, which takes longer than all the rest of it,
+        # but needs it only for ssh.
         if not self.host.startswith("ssh://"):
             sys.modules.setdefault("paramiko", None)  # type: ignore[arg-type]
         from docker.tls import TLSConfig
@@ -87,13 +87,13 @@ def _settings() -> Path:
 def _current_context() -> str:
     try:
         return str(json.loads((_settings() / "config.json").read_text())["currentContext"])
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError):  # the last: without HOME
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError):  # RuntimeError: no HOME
         return "default"
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """A daemon that has answered; all methods raise `WorkError` where it fails or goes away."""
+    """A daemon that has answered; all methods raise `WorkError` if it fails or goes away."""
 
     api: Any  # docker.APIClient
     host: str
@@ -102,8 +102,8 @@ class Daemon:
     def connect(cls, programs: Programs) -> Daemon:
         """The daemon that the docker client would talk to.
 
-        Raises `MissingError` where none answers this user, `RequestError` for a DOCKER_HOST or a
-        context that is none.
+        Raises `MissingError` if none answers this user, `RequestError` for an invalid DOCKER_HOST
+        or an unknown context.
         """
         endpoint = Endpoint.current(programs)
         try:
@@ -115,34 +115,34 @@ class Daemon:
                 APIClient(version="auto", timeout=TIMEOUT, **options)
             ) as asking:
                 version = asking.api_version
-            # What is asked of it then may take minutes before the first byte comes.
+            # Later requests may take minutes before the first byte comes.
             return cls(APIClient(version=version, timeout=None, **options), endpoint.host)
-        except Exception as error:  # the SDK has no one class for what it makes of an address
+        except Exception as error:  # the SDK has no common class for errors of an address
             raise _refused(error, endpoint.host) from None
 
     def image(self, name: str) -> dict[str, Any] | None:
-        """What the daemon says of an image; None where it has none of that name."""
+        """The daemon's facts about an image; None if it has none of that name."""
         from docker.errors import APIError
 
-        if not name or ".." in name.split("/"):  # what would be another address of the API
+        if not name or ".." in name.split("/"):  # it would lead to another URL of the API
             return None
         with self._talking(f"look at {name}"):
             try:
                 found: dict[str, Any] = self.api.inspect_image(name)
             except APIError as error:
-                if error.status_code in (400, 404):  # no name, or of no image
+                if error.status_code in (400, 404):  # an invalid name, or no such image
                     return None
                 raise
         return found
 
     def history(self, image: str) -> list[dict[str, Any]]:
-        """The steps that an image was made by, the newest first."""
+        """The steps that made an image, the newest first."""
         with self._talking(f"tell the history of {image}"):
             found: list[dict[str, Any]] = self.api.history(image)
         return found
 
     def save(self, image: str, write: Callable[[bytes], object]) -> None:
-        """Hand on an image as an archive, in pieces."""
+        """Pass an image to `write` as an archive, in pieces."""
         with self._talking(f"save {image}"), self._closing():
             for piece in self.api.get_image(image):
                 write(piece)
@@ -157,10 +157,10 @@ class Daemon:
     def container(
         self, image: str, name: str | None = None, volumes: Sequence[str] = ()
     ) -> Iterator[str]:
-        """A container of an image, for the length of a block, that is never started.
+        """Make a container of an image, which is never started, for the length of a block.
 
-        Docker would fill a volume for each of the image's `volumes` with what the image has there;
-        where something else is to be mounted it does not.
+        Docker would make a volume for each of the image's `volumes` and copy the image's content
+        into it; a tmpfs in its place prevents that.
         """
         with self._talking(f"create a container of {image}"):
             settings = self.api.create_host_config(tmpfs=dict.fromkeys(volumes, ""))
@@ -172,12 +172,12 @@ class Daemon:
             self.remove(found["Id"])
 
     def remove(self, container: str) -> None:
-        """Remove a container and its volumes; it is no fault where that cannot be."""
+        """Remove a container and its volumes; errors are ignored."""
         with contextlib.suppress(SqshforgeError), self._talking(f"remove {container}"):
             self.api.remove_container(container, v=True, force=True)
 
     def copy(self, container: str, path: str, write: Callable[[bytes], object]) -> bool:
-        """Hand on a container's file or folder as a tar, in pieces; False where it has none."""
+        """Pass a container's file or folder to `write` as a tar; return False if it has none."""
         from docker.errors import NotFound
 
         with self._talking(f"copy {path}"), self._closing():
@@ -194,12 +194,12 @@ class Daemon:
             self.api.tag(image, *_split(name))
 
     def load(self, archive: Path) -> None:
-        """Take in the images of an archive of docker's."""
+        """Load the images of an archive of `docker save`."""
         with self._talking(f"load {archive}"), archive.open("rb") as file:
             self._finish(self.api.load_image(file))
 
     def import_tar(self, tar: Path, name: str) -> None:
-        """Make a root file system's tar an image of one layer."""
+        """Make an image of one layer from the tar of a root file system."""
         with self._talking(f"import {tar}"):
             repository, tag = _split(name)
             said = self.api.import_image(str(tar), repository=repository, tag=tag)
@@ -207,16 +207,16 @@ class Daemon:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a daemon of this machine: what a socket leads to."""
+        """Whether the daemon is on this machine, behind a Unix socket."""
         return self.host.startswith("unix://")
 
     def pull(self, reference: str, platform: str | None = None) -> None:
         with self._talking(f"pull {reference}"):
-            self.api.reload_config()  # somebody may have logged in since the connection was made
+            self.api.reload_config()  # the user may have logged in since the connection was made
             self._finish(self.api.pull(reference, stream=True, decode=True, platform=platform))
 
     def storage(self) -> Path:
-        """The folder of the daemon's machine that images take room in."""
+        """The folder on the daemon's machine that holds the images."""
         with self._talking("describe itself"):
             return Path(self.api.info()["DockerRootDir"])
 
@@ -227,16 +227,16 @@ class Daemon:
         return facts["NCPU"], facts["MemTotal"]
 
     def _finish(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Read what the daemon says of its work until that is done, or has failed."""
+        """Read the daemon's messages until its work is done; raises `WorkError` if it fails."""
         for line in lines:
             if "error" in line:
                 raise WorkError(f"docker failed: {line['error']}", where=self.host)
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
-        """Close what the daemon answers with at the end of a block, read or not.
+        """Close the daemon's responses at the end of a block, whether they were read or not.
 
-        A reader that had enough must not leave it waiting, and a container locked.
+        A response that is not read to its end would keep the daemon waiting and a container locked.
         """
         answers: list[Any] = []
 
@@ -254,7 +254,7 @@ class Daemon:
 
     @contextmanager
     def _talking(self, what: str) -> Iterator[None]:
-        """Turn the SDK's errors into one of ours; `what` is what the daemon was to do."""
+        """Turn the SDK's errors into a `WorkError`; `what` names the work that was asked for."""
         from docker.errors import APIError, DockerException
         from requests.exceptions import JSONDecodeError, RequestException
         from urllib3.exceptions import HTTPError
@@ -275,7 +275,7 @@ class Daemon:
 
 
 def _split(name: str) -> tuple[str, str | None]:
-    """An image's name without its tag, and the tag."""
+    """Split an image's name into the name without a tag, and the tag."""
     from docker.utils import parse_repository_tag
 
     found: tuple[str, str | None] = parse_repository_tag(name)
@@ -283,7 +283,7 @@ def _split(name: str) -> tuple[str, str | None]:
 
 
 def _require_socket(host: str) -> None:
-    """A missing socket is reported before the SDK is loaded, which takes its time."""
+    """Raise `ConnectionError` for a missing socket before the SDK is loaded, which is slow."""
     if host.startswith("unix://"):
         try:
             Path(host.removeprefix("unix://")).stat()
@@ -292,8 +292,8 @@ def _require_socket(host: str) -> None:
 
 
 def _refused(error: Exception, host: str) -> SqshforgeError:
-    """What it means that no connection came about."""
-    if error.__cause__ is None:  # none was tried
+    """The error for a connection that failed."""
+    if error.__cause__ is None:  # no connection was tried
         return RequestError(
             f"DOCKER_HOST is not a valid address: {error}",
             where=host,
@@ -312,7 +312,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> OSError | None:
-    """The operating system's error that one of the SDK's stands for, if it is any."""
+    """The operating system's error behind an error of the SDK, if there is one."""
     seen: list[BaseException] = []
     found: list[object] = [error]
     while found:

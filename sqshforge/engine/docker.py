@@ -1,4 +1,4 @@
-"""Docker with BuildKit, where a daemon answers."""
+"""Docker with BuildKit: a client and the daemon that answers it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from sqshforge.host.programs import Programs, failed
 from sqshforge.platforms import Platform
 
 BUILDKIT = {"DOCKER_BUILDKIT": "1"}
-BUILDX_SINCE = 23  # from this client on BuildKit is a plugin of its own
+BUILDX_SINCE = 23  # since this major version of the client, BuildKit needs a plugin
 NO_BUILDKIT = (
     "has no BuildKit: its buildx plugin is not installed",
     "install the package docker-buildx (or docker-buildx-plugin)",
 )
 CUT = re.compile(r"rpc error: code = (Internal|Unavailable) desc = .*EOF")
-"""What BuildKit says when it lost a connection of its own; seen with 20.10, in a build that was
+"""BuildKit's message when it loses an internal connection; seen with 20.10, in a build that was
 started just after another one was ended."""
 
 
 @dataclass(frozen=True)
 class Docker:
-    """A docker client that can use BuildKit, and the daemon it talks to.
+    """A docker client that can use BuildKit, and the daemon that it talks to.
 
-    The client builds; all else is asked of the daemon itself.
+    The client builds; everything else goes to the daemon directly.
     """
 
     client: Path
@@ -45,7 +45,7 @@ class Docker:
 
     @classmethod
     def reachable(cls, programs: Programs) -> Docker | None:
-        """Docker, where a client with BuildKit is installed and a daemon answers it."""
+        """Docker if a client with BuildKit is installed and a daemon answers, else None."""
         client = client_with_buildkit(programs)
         if client is None:
             return None
@@ -58,7 +58,7 @@ class Docker:
 
     @classmethod
     def connect(cls, programs: Programs) -> Docker:
-        """Docker, or a `MissingError` that says which part of it is missing."""
+        """Docker; raises a `MissingError` that says which part of it is missing."""
         first = programs.which("docker")
         if first is None:
             raise MissingError(
@@ -136,7 +136,7 @@ class Docker:
             self.programs.start(argv, stdin=pipe, stderr=pipe) as process,
         ):
             assert process.stdin is not None and process.stderr is not None
-            with suppress(BrokenPipeError):  # tar says why it has ended
+            with suppress(BrokenPipeError):  # tar failed and reports why
                 if not self.daemon.copy(container, f"{folder}/.", process.stdin.write):
                     raise WorkError(f"the image {name} has no {folder}")
                 process.stdin.close()
@@ -151,12 +151,12 @@ class Docker:
         platform: Platform | None = None,
         epoch: int | None = None,
     ) -> None:
-        # An import is made now and cannot be dated: `epoch` is for other engines.
+        # An import gets the current time, which cannot be changed: `epoch` is for other engines.
         foreign = other(platform)
         if foreign is None:
             self.daemon.import_tar(tar, name)
             return
-        # Docker 20.10 takes each import for its own machine's, whatever is asked.
+        # Docker 20.10 gives each import its own machine's platform, whatever is asked for.
         with temporary.folder("import") as folder:
             self.daemon.load(archived(tar, name, foreign, folder / "image.tar"))
 
@@ -176,7 +176,7 @@ class Docker:
             if CUT.search(error.what) is None:
                 raise
             on_line("docker lost a connection of its own: once more")
-            self._follow(argv, on_line)  # goes on from the steps that are done
+            self._follow(argv, on_line)  # continues from the steps that are done
 
     def _follow(self, argv: list[str | Path], on_line: Callable[[str], None]) -> None:
         self.programs.follow(argv, lambda line: on_line(step(line)), env=BUILDKIT)
@@ -186,7 +186,7 @@ class Docker:
 
 
 def archived(root: Path, name: str, platform: Platform, place: Path) -> Path:
-    """Write an image of one layer, a root file system's tar, as an archive that docker loads."""
+    """Write an archive that docker loads: an image of one layer, the root file system `root`."""
     config = {
         "architecture": platform.architecture,
         "os": "linux",
@@ -213,10 +213,10 @@ def client_with_buildkit(programs: Programs) -> Path | None:
 
 
 def unfit(client: Path, programs: Programs) -> tuple[str, str] | None:
-    """Why a program by docker's name cannot build, and what fixes it; None for one that can."""
+    """Why a program named docker cannot build, and how to fix it; None if it can."""
     said = programs.attempt([client, "--version"], timeout=20).out.strip()
     version = re.search(r"^Docker version (\d+)\.", said, re.MULTILINE)
-    if version is None:  # such as podman's, whose builds differ
+    if version is None:  # podman's, for example, whose builds differ
         line = said.partition("\n")[0] or "nothing"
         return f"is not Docker's: it says {line}", suggest.install(programs.which, "docker")
     if int(version[1]) < BUILDX_SINCE:

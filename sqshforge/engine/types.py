@@ -1,4 +1,4 @@
-"""What engines are asked for and what they answer with."""
+"""The types of requests to engines and of their answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqshforge.platforms import Platform
 
-GROWS = {"tar": 1.0, "gzip": 3.0, "zstd": 3.5}  # how layers of packages do when they are unpacked
+GROWS = {"tar": 1.0, "gzip": 3.0, "zstd": 3.5}  # the growth of layers of packages when unpacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,24 +22,24 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """One build: a context with its Dockerfile, and what it gets from outside.
+    """One build: a context with its Dockerfile, and its inputs from outside.
 
-    `epoch`, in seconds, is the time that all in the image is to bear; None for the real ones. The
-    same stands in `args`, by which BuildKit knows it from 0.11 on (docker 23).
+    `epoch` is the time in seconds to give to everything in the image; None keeps the real times.
+    `args` holds the same time, which is how BuildKit gets it since 0.11 (docker 23).
     """
 
     context: Path
     name: str
     epoch: int | None = None
     args: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)  # beside those of the Dockerfile
+    labels: Mapping[str, str] = field(default_factory=dict)  # in addition to the Dockerfile's
     secrets: Mapping[str, Path] = field(default_factory=dict)
     network: str = "host"  # or "none"
-    annotations: Mapping[str, str] = field(default_factory=dict)  # where the engine keeps any
+    annotations: Mapping[str, str] = field(default_factory=dict)  # if the engine supports them
     platform: Platform | None = None  # None: this machine's own
 
     def options(self, network: str | None = None) -> list[str]:
-        """The words that docker and buildah share; buildah has its own way to be alone."""
+        """The options that docker and buildah share, except for buildah's own way to be offline."""
         words = ["--network", network or self.network, "--tag", self.name, *on(self.platform)]
         words += [w for k, v in sorted(self.args.items()) for w in ("--build-arg", f"{k}={v}")]
         return words + self.secret_options()
@@ -50,11 +50,11 @@ class Build:
 
 
 def other(platform: Platform | None) -> Platform | None:
-    """A platform that an engine has to be asked for: all but this machine's own."""
+    """A platform that an engine must be asked for; None for this machine's own."""
     return None if platform is None or platform.is_own else platform
 
 
 def on(platform: Platform | None) -> list[str]:
-    """The words by which docker and buildah take an image for a platform."""
+    """The options of docker and buildah for a platform; empty for this machine's own."""
     foreign = other(platform)
     return ["--platform", foreign.name] if foreign else []
