@@ -89,8 +89,8 @@ def _paths(root: Path, controller: str) -> dict[int, str]:
 def _below(top: str, path: str) -> tuple[str, ...] | None:
     """The folders that lead from the top of a mount to a cgroup; None if it is not below the top.
 
-    In a cgroup namespace both paths are relative to the namespace's root, /. Paths above that start
-    with /.. and show no names, so only the top of such a mount can be read.
+    In a cgroup namespace both paths are relative to the namespace's root, /. Paths above the root
+    start with /.. and show no names, so only the top of such a mount can be read.
     """
     above, own = PurePosixPath(top).parts[1:], PurePosixPath(path).parts[1:]
     if own[: len(above)] == above:

@@ -47,7 +47,7 @@ def remove_leftovers(place: Path, *beside: str) -> None:
     """Remove partial files that killed processes left; only the lock's holder may call this.
 
     `beside` are the suffixes of files that are made together with `place`. Another user's leftovers
-    stay if this one may not remove them. Raises `WorkError` if such a one has a name that this
+    stay if this one may not remove them. Raises `WorkError` if one of those has a name that this
     process needs.
     """
     endings = "|".join(map(re.escape, ("", *beside)))
@@ -149,12 +149,12 @@ def _partial(place: Path) -> Iterator[Path]:
 def copy(source: Path, target: Path, count: int) -> None:
     """Copy the first `count` bytes of a file to a new file, which may get more than those.
 
-    Blocks are shared if the file system can do that; then the new file is whole. Otherwise the
-    bytes go through the page cache, which takes a new page for every 4 KiB, or past it. With free
-    memory or a slow disk, the page cache is fastest; on a virtual machine that gets memory from its
-    host on first touch, direct I/O on a fast disk is several times faster. Which case holds cannot
-    be known and may change during the copy, so each part takes the way that was faster when it was
-    last used.
+    Blocks are shared if the file system can do that, and then those of the whole file. Otherwise
+    the bytes go through the page cache, which takes a new page for every 4 KiB, or past it. With
+    free memory or a slow disk, the page cache is fastest; on a virtual machine that gets memory
+    from its host on first touch, direct I/O on a fast disk is several times faster. Which case
+    holds cannot be known and may change during the copy, so each part takes the way that was faster
+    when it was last used.
     """
     with source.open("rb") as come, target.open("xb") as go:
         try:
@@ -327,7 +327,7 @@ def sha256(path: Path) -> str:
 def digest(path: Path, jobs: int, advance: Callable[[float], None] = lambda _: None) -> str:
     """The digest of a file, which is read now; `advance` is called with counts of bytes read.
 
-    Pieces can be hashed in parallel, and after a change at a file's end only that end is read
+    The pieces are hashed in parallel, and after a change at a file's end only that end is read
     again. A plain SHA-256 of a file of 20 GB would take longer than the rest of an edit loop.
     """
     return digest_of_pieces(piece_digests(path, jobs, advance=advance))

@@ -157,8 +157,8 @@ class Programs:
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Start a program for the length of a block; it never outlives the block.
 
-        If this process is killed, or the block ends first, the program gets the signal `end`. At
-        SIGTERM it can clean up after itself, at SIGKILL it cannot.
+        If this process is killed, or the block ends before the program, the program gets the signal
+        `end`. On SIGTERM it can clean up after itself, on SIGKILL it cannot.
         """
         words = tuple(str(word) for word in argv)
         us = os.getpid()

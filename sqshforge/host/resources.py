@@ -50,7 +50,7 @@ def memory(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) 
 def mksquashfs_memory(limit: int | None) -> str:
     """The value for mksquashfs's -mem: a quarter of the limit, within bounds.
 
-    The rest is for its needs beyond the buffers, and for the page cache of the files that it reads.
+    The rest is for its needs beyond the buffers, and for the files that it reads.
     """
     quarter = MOST if limit is None else limit // 4 // MIB
     return f"{max(LEAST, min(MOST, quarter))}M"

@@ -250,7 +250,7 @@ def _is_configured(environment: Mapping[str, str]) -> bool:
 
 
 def _candidates(programs: Programs) -> Iterator[dict[str, str]]:
-    """The variables to try, those of the fastest way first."""
+    """The variables to try, the fastest way first."""
     yield {"STORAGE_DRIVER": "overlay"}
     fuse = programs.which("fuse-overlayfs")
     if fuse is not None and os.access(FUSE, os.R_OK | os.W_OK):

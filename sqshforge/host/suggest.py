@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# The package of each program that sqshforge calls, if its name is not the program's.
+# The packages of the programs that sqshforge calls, if the names differ.
 DEBIAN = {
     "aws": "awscli",
     "certificates": "ca-certificates",
@@ -43,7 +43,7 @@ FEDORA = {
 
 
 def sqshforge(*words: str | Path) -> str:
-    """A call of this program, as it was called itself."""
+    """A call of this program, in the way that it was called."""
     return shlex.join([*_program(), *map(shown, words)])
 
 

@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def size(text: str, where: str) -> int:
-    """The bytes of a size such as 50G or 512M; a `RequestError` for others names `where`."""
+    """The bytes of a size such as 50G or 512M; others raise `RequestError`, naming `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
         raise RequestError(

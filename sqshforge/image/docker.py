@@ -1,4 +1,4 @@
-"""An image of a docker daemon: root on its machine mounts the layers, others save and read them."""
+"""An image of a docker daemon, whose layers root on its machine mounts; others have it saved."""
 
 from __future__ import annotations
 

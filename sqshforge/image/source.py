@@ -98,7 +98,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Rootfs:
-    """A folder that holds a root file system; it has no config, and its newest file dates it."""
+    """A folder that holds a root file system; it has no config, and its newest entry dates it."""
 
     folder: Path
 

@@ -18,7 +18,7 @@ SKELETON = "/etc/skel"
 
 
 def add(root: Path, uid: int, gid: int, home: str) -> None:
-    """Add the caller, by the host's names, to passwd and group if the image lacks the ids."""
+    """Add the caller, under the host's names, to passwd and group if the image lacks the ids."""
     user = group = "user"
     with contextlib.suppress(KeyError):  # the host has no name for the id
         user = pwd.getpwuid(uid).pw_name

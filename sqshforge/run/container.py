@@ -49,9 +49,10 @@ def merged_environment(
 ) -> dict[str, str]:
     """Merge as enroot does: the image's /etc/environment overrides the host, `asked` both.
 
-    Only the variables that go into every container (`passed`) override the image's. `${NAME}` in
-    the image's file is replaced by the host's value, or by nothing. PYTHONHOME is dropped: a module
-    system sets it for the host's Python, and it would keep the image's from starting.
+    Of the host's variables, only those that go into every container (`passed`) override the
+    image's. `${NAME}` in the image's file is replaced by the host's value, or by nothing.
+    PYTHONHOME is dropped: a module system sets it for the host's Python, and it would keep the
+    image's from starting.
     """
     merged = {name: value for name, value in host.items() if name != "PYTHONHOME"}
     for line in image.split("\n"):

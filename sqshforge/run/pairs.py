@@ -8,7 +8,7 @@ from sqshforge.errors import RequestError
 
 
 def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """Parse words NAME=VALUE, the last of a name counts; `RequestError` for any other word."""
+    """Parse NAME=VALUE words, the last of a name counts; `RequestError` for any other word."""
     pairs = {}
     for word in words:
         name, separator, value = word.partition("=")

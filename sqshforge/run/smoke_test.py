@@ -32,7 +32,7 @@ from sqshforge.squashfs.inode import FILE
 
 COMMAND = ("python3", "-m", "training.smoke", "--json")
 LAST = 12  # lines of a failed test's output that the error shows
-# Errors that invalid JSON, or JSON of an unexpected form, leads to.
+# The errors raised for invalid JSON, and for JSON of an unexpected form.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 STEP = re.compile(
     r"\[(?P<number>\d{1,4}) of (?P<count>\d{1,4}), (?P<percent>\d{1,2})%\] (?P<name>.+)"

@@ -129,7 +129,7 @@ def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 def _require_rights(programs: Programs, *, fuse: bool) -> None:
-    """Raise `MissingError` without the right to mount or, with `fuse`, the needs of squashfuse."""
+    """Raise `MissingError` if this user may not mount or, with `fuse`, squashfuse cannot run."""
     as_root = os.geteuid() == 0
     user = [] if as_root else ["--user", "--map-root-user"]
     tried = programs.attempt(["unshare", *user, "--mount", "true"])

@@ -134,7 +134,7 @@ def _heard(line: socket.socket) -> bytes:
 
 
 def _let_go(kept: set[int]) -> None:
-    """Let go of the caller's terminal, open files and working folder; keep these descriptors."""
+    """Let go of the caller's terminal, working folder and descriptors, except those in `kept`."""
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)

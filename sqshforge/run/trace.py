@@ -2,9 +2,9 @@
 
 squashfuse mounts the file and logs every call that it answers (`-d`). The kernel asks it only for
 pages that a process reads or maps and that were not read before. So the list has the files that are
-read, not only opened, by all processes of the container, however they are linked. This needs no
-more rights than the built-in runtime needs for an ordinary user, also as root. strace and ptrace
-see system calls but no page faults, and slow each call down; fanotify is for root only.
+read, not only opened, by all processes of the container, however they are linked. This needs what
+the built-in runtime needs for an ordinary user anyway, and no more for root. strace and ptrace see
+system calls but no page faults, and slow each call down; fanotify is for root only.
 """
 
 from __future__ import annotations

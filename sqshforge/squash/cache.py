@@ -42,11 +42,11 @@ class Base:
 
     path: Path
     pieces: tuple[str, ...]
-    start: int  # of its tables, in bytes
+    start: int  # the offset of its tables, in bytes
     source: str
     hot: HotRange | None  # where its hot files lie
     size: int
-    used: float  # seconds of the epoch
+    used: float  # the last use, seconds since 1970
     is_untouched: bool  # judged by its times
 
 

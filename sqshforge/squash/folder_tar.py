@@ -47,7 +47,7 @@ class Folder:
     _found: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def hot(self, hot: HotList) -> list[bytes]:
-        """The files that a list names, in its order, as `HotList.found` finds them among all."""
+        """The files that a list names, in its order, as `HotList.found` gives among all files."""
         return [
             path
             for line in hot.lines

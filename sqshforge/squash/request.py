@@ -178,7 +178,7 @@ def _frozen(value: Any) -> Any:
 def fitting(output: Path, request: PackRequest) -> str | None:
     """The key of the output if it is the wanted file and unchanged since it was written, else None.
 
-    Wanted is the file that the request would give or, with `keep`, any file of this image.
+    The wanted file is the one that the request would give or, with `keep`, any of this image.
     """
     facts = read_record(output)
     if facts is None or not output.is_file():

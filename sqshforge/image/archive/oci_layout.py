@@ -194,7 +194,7 @@ def _image(store: Store, manifest: Document, address: str) -> Image:
 
 
 def chosen(index: Document, tag: str, address: str) -> Document:
-    """The entry of an index for a tag and this machine; `RequestError` if it is not unique."""
+    """The entry of an index for a tag and this machine; `RequestError` if none or several fit."""
     images = [one for one in index.maps("manifests") if not _is_attestation(one)]
     if tag:
         named = [one for one in images if tag in _names(one)]
