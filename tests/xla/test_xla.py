@@ -19,6 +19,8 @@ MODEL = {
     **{"family": "mamba2", "d_model": 64, "n_layer": 2, "vocab_size": 256, "head_dim": 16},
     **{"n_groups": 2, "d_state": 16},
 }
+QUICK = "--xla_backend_optimization_level=0"
+"""XLA's flag to compile without optimizing: most of these tests' time was LLVM's."""
 COUNT_COMPILED = """
 import sys
 from pathlib import Path
@@ -53,12 +55,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(program: Sequence[str], config: Path, save: Path, device: str, *changes: str) -> str:
     """Train, or let another program do so; what it said."""
+    of_xla = {"PJRT_DEVICE": "CPU", "XLA_FLAGS": QUICK}
     done = subprocess.run(
         [
             *(sys.executable, *program, str(config)),
             *(f"save_ckpt_path={save}", f"device={device}", *changes),
         ],
-        env={**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **of_xla, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
