@@ -1,1 +1,1 @@
-"""What is trained on: every rank gets its own part, and the place goes in checkpoints."""
+"""Training data: each rank reads its own part, and checkpoints record the position in it."""

@@ -1,13 +1,13 @@
 """A Hugging Face set on disk (`save_to_disk`), as training.data.tokenize and others write it.
 
-Its rows are `input_ids` of one length and, where there are any, `labels`. A row is one sample, or
-several where its length is a multiple of seq_length: the same samples then as a set made with that
-seq_length has. The files are mapped into memory, so what is read is what is asked for.
+Its rows are `input_ids` of one length and optionally `labels`. A row is one sample, or several if
+its length is a multiple of seq_length: the samples are then those of a set made with that
+seq_length. The files are mapped into memory, so only what is asked for is read.
 
-A set that training.data.tokenize has made says where its documents end. Of others, and of those
-that it made before it said so, a token tells: one that is asked for, or that the set states.
+A set made by training.data.tokenize states where its documents end. In other sets, and in older
+ones of training.data.tokenize, a token shows it: one that is asked for, or that the set states.
 
-Shapes: l seq_length, n tokens of a part of the column (all its rows in a line).
+Shapes: l seq_length, n tokens of a part of the column (all its rows concatenated).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Parts = list[np.ndarray[Any, np.dtype[Any]]]
 class Arrow:
     """The rows of a set on disk, as samples (see training.data.base).
 
-    A target is the label after each token, as models that are given labels shift them; the last
-    position of a sample has none. document_end: the token that ends a document, -1 for what the set
-    itself says. Raises RequestError if the set is not there or not complete, its rows are not of
-    one length, or that is no multiple of seq_length.
+    A token's target is the label of the next one, as in models that shift labels themselves; the
+    last position of a sample has none. document_end: the token that ends a document, -1 for what
+    the set itself states. Raises RequestError if the set is missing or incomplete, its rows are not
+    of one length, or that length is not a multiple of seq_length.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Arrow:
         return Sample(inputs, targets, None, self._numbers(index, inputs))
 
     def _numbers(self, index: int, inputs: Tensor) -> Tensor | None:
-        """Number the documents of a sample's inputs (l,), where that is known, (l,) int32."""
+        """Number the documents of a sample's inputs (l,), (l,) int32; None if they are unknown."""
         if self._has_ends and self._documents is None:
             self._documents = _ends(self._folder)
         if self._documents is not None:
@@ -116,7 +116,7 @@ class Arrow:
         return Path(self._files.paths[0]).is_file()
 
     def _read(self, column: str, index: int) -> Tensor:
-        """Read a sample's tokens of a column (l,)."""
+        """Read a sample of one column, (l,)."""
         row, piece = divmod(index * self.seq_length, self._row)
         number = bisect_right(self._files.ends, row)
         row -= self._files.ends[number - 1] if number else 0
@@ -126,13 +126,13 @@ class Arrow:
 
 
 def row_length(path: str, split: str = "train") -> int:
-    """Tell the tokens of a set's rows. Raises RequestError as Arrow does."""
+    """Return the tokens per row of a set. Raises RequestError as Arrow does."""
     _, dataset, _ = _opened(path, split)
     return _row_length(path, dataset.data.column(IDS))
 
 
 def _opened(path: str, split: str, seq_length: int = 0) -> tuple[Path, Any, str]:
-    """Open a set: the folder of its files, the set, what tells it from others."""
+    """Open a set; return the folder of its files, the set, and its fingerprint."""
     folder = split_folder(path, split, seq_length)
     files, fingerprint = _state(folder)
     if not files:
@@ -150,10 +150,10 @@ def _opened(path: str, split: str, seq_length: int = 0) -> tuple[Path, Any, str]
 
 
 def split_folder(given: str, split: str, seq_length: int = 0) -> Path:
-    """Find the folder of the split's files, which is the set's own if it has no splits.
+    """Find the folder of a split's files, which is the set's own if it has no splits.
 
-    seq_length: what a set that is made of the texts that are there instead should have. Raises
-    RequestError where the folder or the split is not there, or it is no set on disk.
+    seq_length: what the error suggests for making a set if there are texts instead. Raises
+    RequestError if the folder or the split is missing, or if it is not a set on disk.
     """
     path = Path(given)
     if not path.is_dir():
@@ -179,7 +179,7 @@ def split_folder(given: str, split: str, seq_length: int = 0) -> Path:
 def _state(folder: Path) -> tuple[list[str], str]:
     """Read the names of the files and the set's own fingerprint.
 
-    The fingerprint that the library gives once the set is open depends on the library's release.
+    The fingerprint that the library gives an open set depends on the library's release.
     """
     path = folder / "state.json"
     try:
@@ -210,7 +210,7 @@ def _load(folder: Path) -> Any:
 
 
 def _row_length(path: str, column: Any) -> int:
-    """Find the length that all rows have; only where rows begin is looked at."""
+    """Return the length that all rows have, found only from where rows begin."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -231,7 +231,7 @@ def _row_length(path: str, column: Any) -> int:
 
 
 def _flat(path: str, name: str, column: Any) -> Parts:
-    """View a column as its tokens in a line, (n,) a part; nothing is copied or read."""
+    """View a column as its concatenated tokens, (n,) per part; nothing is copied or read."""
     chunks = [chunk.flatten() for chunk in column.chunks]
     if any(chunk.null_count for chunk in chunks):
         raise RequestError(f"{path} has missing values in {name}")
@@ -239,7 +239,7 @@ def _flat(path: str, name: str, column: Any) -> Parts:
 
 
 def _ends(folder: Path) -> Ends | None:
-    """Map where the documents end, (documents,), where the set says so."""
+    """Map where the documents end, (documents,); None if the set does not state it."""
     path = folder / DOCUMENTS
     if not path.is_file():
         return None
@@ -250,7 +250,7 @@ def _ends(folder: Path) -> Ends | None:
 
 
 def _stated(folder: Path) -> dict[str, Any]:
-    """Read the size of the vocabulary, and the end of text, where the set itself states them."""
+    """Read the size of the vocabulary and the end of text, if the set itself states them."""
     path = folder / METADATA
     if not path.is_file():
         return {}
@@ -277,12 +277,12 @@ def _require_labels(path: str, labels: Parts, row: int) -> None:
 
 
 def _require_no_padding(path: str, mask: Any, row: int) -> None:
-    """Refuse padding where no labels say that it is no target: it would be trained on."""
+    """Refuse padding if no labels exclude it from the targets: it would be trained on."""
     import pyarrow as pa
 
     kind = getattr(mask.type, "value_type", pa.null())
     if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        return  # whatever it is, it is no mask of tokens
+        return  # whatever it is, it is not a mask of tokens
     before = 0
     for chunk in mask.chunks:
         shown = np.asarray(chunk.flatten())  # (n,)

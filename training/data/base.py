@@ -1,9 +1,9 @@
-"""What is read: numbered samples of one length, and what one rank reads, of whatever kind it is.
+"""The interfaces of all kinds of data: numbered samples of one length, and the feed of one rank.
 
-A batch is part of a step, which takes `accumulation` of them; the rows of a batch, its sequences,
-can be read by several processes, each the same rows of every batch.
+A step consists of `accumulation` batches. The rows of a batch (its sequences) can be read by
+several processes, each of which reads the same rows of every batch.
 
-Shapes: l sequence length, b sequences of a rank in a step, r rows that are read at once.
+Shapes: l sequence length, b sequences in a rank's batch, r rows that are read at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from training.ops.loss import IGNORED
 
 @dataclass(frozen=True)
 class Sample:
-    """One sequence, or with a dimension b before, a batch of them.
+    """One sequence or, with a leading dimension b, a batch of them.
 
-    inputs (l): token ids, int64. targets (l): the token that follows each, -100 where none counts.
-    weights (l): how much each target counts, float32; None where all count alike.
-    seq_idx (l): the number of each input's document, int32, counted from 0; None where the data
-    does not know where documents begin, or nobody asks.
+    inputs (l): token ids, int64. targets (l): the token after each input, -100 where none counts.
+    weights (l): how much each target counts, float32; None if all count alike.
+    seq_idx (l): the number of each input's document, int32, counted from 0; None if the data does
+    not know where documents begin, or if it is not asked for.
     """
 
     inputs: Tensor
@@ -38,15 +38,15 @@ class Sample:
 
     @classmethod
     def of_text(cls, tokens: Tensor) -> Sample:
-        """Make a sample of l + 1 tokens that stand in a row, each the target of the one before."""
+        """Make a sample of l + 1 consecutive tokens, each the target of the one before it."""
         tokens = tokens.long()  # (l + 1,)
         return cls(tokens[:-1], tokens[1:])  # (l,) each
 
     def to(self, device: torch.device) -> Sample:
-        """Move it to a device; to a GPU without waiting for it.
+        """Copy it to a device; to a GPU, without waiting for the copy.
 
-        Where each row is one document seq_idx is left out, so that there is nothing to do for it;
-        on XLA it stays, as a graph with it is another than one without.
+        If each row is a single document, seq_idx is dropped, so that models do no work for it. On
+        XLA it is kept, as a graph without it would be a different graph.
         """
         weights = None if self.weights is None else _moved(self.weights, device)
         seq_idx = self.seq_idx
@@ -58,35 +58,35 @@ class Sample:
 
 
 class Samples(Protocol):
-    """A set of samples. Raises RequestError when it is made, TrainingError when it is read.
+    """Numbered samples. Creating them raises RequestError, reading them TrainingError.
 
-    It can be pickled: the copy has all that was found of the files, and opens a file of its own
-    when it first reads of it.
+    They can be pickled: the copy keeps all that was found out about the files, and opens each file
+    itself on its first read.
     """
 
     seq_length: int
     fingerprint: str
-    """The same for the same samples in the same numbers, on every machine."""
+    """Identical on every machine for the same samples with the same numbers."""
     knows_documents: bool
-    """Whether the samples have seq_idx, all of them."""
+    """Whether all samples have seq_idx."""
 
     @property
     def vocab_size(self) -> int:
-        """Every token id is below this."""
+        """A bound that every token id is below."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Sample: ...
 
     def described(self) -> str:
-        """Say what there is, for messages: so many bytes in so many files."""
+        """Describe the data for messages, such as how many bytes in how many files."""
 
     def is_here(self) -> bool:
-        """Tell whether the files are on this machine too, by one of each source."""
+        """Return whether this machine has the files too, judged by one file of each source."""
 
 
 def stacked(samples: list[Sample]) -> Sample:
-    """Make a batch, (b, l), of samples of which all have weights or none has, as of seq_idx."""
+    """Stack samples into a batch, (b, l); all of them have weights or none has, and so seq_idx."""
     weights = [one.weights for one in samples if one.weights is not None]
     documents = [one.seq_idx for one in samples if one.seq_idx is not None]
     return Sample(
@@ -98,29 +98,29 @@ def stacked(samples: list[Sample]) -> Sample:
 
 
 def without_targets(sample: Sample) -> Sample:
-    """Make a sample of which nothing counts."""
+    """Return a copy of a sample in which no target counts."""
     return replace(sample, targets=torch.full_like(sample.targets, IGNORED))  # (l,)
 
 
 def batched(samples: list[Sample], documents: bool) -> Sample:
-    """Make a batch, (b, l), whose rows say of what documents they are, or do not."""
+    """Stack samples into a batch, (b, l), without seq_idx unless `documents`."""
     rows = stacked(samples)
     return rows if documents else replace(rows, seq_idx=None)
 
 
 def numbered(begins: Any) -> Tensor:
-    """Number the documents of a sequence by whether one begins at a token, (l,) bool: (l,) int32.
+    """Return the document number of each token, (l,) int32, given where documents begin, (l,) bool.
 
-    What the sequence begins with is number 0 in any case.
+    The first token is in document 0 in any case.
     """
     numbers = np.cumsum(begins, dtype=np.int32)  # (l,)
     return torch.from_numpy(numbers - numbers[:1])  # (l,)
 
 
 def begun(ends: Sequence[int] | NDArray[np.int64], first: int, length: int) -> Tensor:
-    """Number the documents of the tokens `first` ... of a line of documents, (l,) int32.
+    """Return the document numbers, (l,) int32, of `length` tokens from number `first` on.
 
-    ends: where in the line each document ends, rising.
+    ends: where each document ends in the concatenated documents, ascending.
     """
     begins = np.zeros(length, np.int32)  # (l,)
     at = bisect_right(ends, first)
@@ -131,15 +131,15 @@ def begun(ends: Sequence[int] | NDArray[np.int64], first: int, length: int) -> T
 
 
 Gather = Callable[[Any], list[Any]]
-"""Gives every rank the values of all, in the ranks' order (a collective call)."""
+"""Returns the values of all ranks on every rank, in rank order (a collective call)."""
 
 
 @dataclass(frozen=True)
 class BatchPart:
     """Rows of a batch, (r, l).
 
-    lanes: where each lane of a stream stands after them (see training.data.stream.feed). spent: all
-    passes over the data have ended, so that nothing in the step of this batch counts.
+    lanes: the place of each lane of a stream after these rows (see training.data.stream.feed).
+    spent: all passes over the data have ended, so nothing in these rows counts.
     """
 
     rows: Sample
@@ -148,16 +148,16 @@ class BatchPart:
 
 
 class DataFeed(Protocol):
-    """What one rank reads; copy.copy gives one that goes on from the same place on its own."""
+    """The batches of one rank; copy.copy gives an independent feed at the same position."""
 
     fingerprint: str
-    """The same on every rank, and wherever the same is read."""
+    """Identical on every rank, and wherever the same data is read in the same order."""
     documents: bool
-    """Whether rows have seq_idx, as the one who opens it decides; only where it knows documents."""
+    """Whether rows have seq_idx: set by whoever opens the feed, if it knows documents."""
     batch_size: int
     accumulation: int
     position: int
-    """Sequences of the whole run that were read, over all ranks."""
+    """Sequences that the whole run has read so far, over all ranks."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -168,26 +168,26 @@ class DataFeed(Protocol):
 
     @property
     def step_sequences(self) -> int:
-        """Sequences of a step, over all ranks; rows of its last batch beyond them are empty."""
+        """Sequences per step, over all ranks; rows of its last batch beyond them are empty."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the user should know of what is read."""
+        """What the user should know about the data."""
 
     def next_rows(self, rows: range) -> BatchPart:
-        """Read these rows of the rank's next batch, and go on to the one after it."""
+        """Read these rows of the rank's next batch, and move on to the batch after it."""
 
     def took(self, part: BatchPart) -> None:
-        """Go on by a batch that a copy of this feed has read."""
+        """Advance by a batch that a copy of this feed has read."""
 
     def rewind(self) -> None:
         """Go back to where a new run begins."""
 
     def state(self, gather: Gather) -> dict[str, Any]:
-        """Tell where the reading stands, for a checkpoint (a collective call)."""
+        """Return the position for a checkpoint (a collective call)."""
 
     def resume(self, state: dict[str, Any]) -> str | None:
-        """Go on where a checkpoint stood; else tell why not, and what is read instead."""
+        """Continue where a checkpoint stood, or return why not, and what is read instead."""
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,7 +1,8 @@
-"""Files that are opened when something of them is read, and by the process that reads it.
+"""Files that are opened on their first read, by the process that reads them.
 
-What a source needs to know of its files (names, sizes, rows) is found once, on rank 0, and sent to
-the others by pickle (training.data.shared); a copy of Maps or ArrowFiles starts with nothing open.
+What a source needs to know about its files (names, sizes, rows) is found once, on rank 0, and sent
+to the other ranks by pickle (training.data.shared); a copy of Maps or ArrowFiles starts with no
+file open.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ T = TypeVar("T")
 OPEN = 256
 """Files kept open at a time: each holds a descriptor, and a process has about a thousand."""
 LARGE = 1 << 30
-"""Bytes of a set from which on it is not read ahead in random order.
+"""Bytes from which on a set that is read in random order is not read ahead.
 
-A smaller one is soon in memory as a whole, and is there sooner by large reads.
+A smaller set is soon in memory as a whole, and large reads bring it there sooner.
 """
 
 
 class Maps:
-    """Read files by memory map; the last OPEN of them stay mapped.
+    """Reads files through memory maps; the last OPEN of them stay mapped.
 
-    random: reads come in no order, so the kernel is to read just what is asked for, instead of
+    random: reads come in random order, so the kernel should read only what is asked for, instead of
     `read_ahead_kb` around it (madvise: MADV_RANDOM for the map, MADV_WILLNEED for each read, as
-    MADV_RANDOM alone makes a request of each page).
+    MADV_RANDOM alone makes one request per page).
     """
 
     def __init__(self, *, random: bool = False) -> None:
@@ -48,13 +49,13 @@ class Maps:
         """Read `count` items, (count,), read-only, from byte `begin` on.
 
         size: bytes of the whole file. Raises TrainingError if the file cannot be opened, is longer
-        than that when it is opened, or ends before what is read.
+        than `size` when it is opened, or ends before the last item.
         """
         dtype = np.dtype(dtype)
         length = count * dtype.itemsize
         try:
             mapped = _kept(self._maps, path, lambda: self._map(path, size))
-            # A map of what a file no longer has ends the process when it is touched.
+            # Touching a mapped page that the file no longer has would kill the process.
             held = min(mapped.size(), len(mapped))
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
@@ -96,7 +97,7 @@ class ArrowFiles:
         return self.ends[-1] if self.ends else 0
 
     def rows(self, begin: int, end: int, most: int) -> Iterator[Any]:
-        """Give the rows `begin` ... `end` - 1 in order, as tables of at most so many."""
+        """Yield rows `begin` ... `end` - 1 in order, as tables of at most `most` rows."""
         while begin < end:
             number = bisect_right(self.ends, begin)
             last = min(end, begin + most, self.ends[number])
@@ -105,7 +106,7 @@ class ArrowFiles:
             begin = last
 
     def table(self, number: int) -> Any:
-        """Give a file's table. Raises TrainingError where it cannot be read or has changed."""
+        """Return a file's table. Raises TrainingError if it cannot be read or has changed."""
         return _kept(self._tables, self.paths[number], lambda: self._opened(number))
 
     def _opened(self, number: int) -> Any:
@@ -113,7 +114,7 @@ class ArrowFiles:
         rows = self.ends[number] - (self.ends[number - 1] if number else 0)
         try:
             table = _table(path)
-        except Exception as error:  # pyarrow has errors of its own beside OSError
+        except Exception as error:  # pyarrow has errors of its own besides OSError
             reason = " ".join(str(error).split())
             raise TrainingError(f"{path}: cannot be read: {reason}", local=True) from error
         if len(table) != rows:
@@ -122,7 +123,7 @@ class ArrowFiles:
 
 
 def _kept(opened: dict[str, T], path: str, open_: Callable[[], T]) -> T:
-    """Give what is open of a file, or open it; the one opened first goes where there are many."""
+    """Return an open file, or open it; with OPEN of them open, the one opened first is dropped."""
     if path not in opened:
         if len(opened) >= OPEN:
             opened.pop(next(iter(opened)))

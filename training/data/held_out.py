@@ -1,4 +1,4 @@
-"""Held-out data is not trained on: the files of both are compared, whatever kinds they are."""
+"""Refuse held-out data that is trained on, by comparing the files of both, of whatever kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.errors import RequestError
 
 
 def require_held_out(config: Config, held_out: Samples | Shards) -> None:
-    """Refuse to evaluate on what is trained on, or on a part of it. Raises RequestError."""
+    """Refuse to evaluate on anything that is trained on. Raises RequestError."""
     data = config.data
     if isinstance(held_out, Shards):
         files = list(held_out.files)
@@ -32,7 +32,7 @@ def require_held_out(config: Config, held_out: Samples | Shards) -> None:
 
 
 def _files(config: Config, path: str, split: str) -> Iterator[str]:
-    """Find what a source reads: its files, or the folder of a set on disk, which is their place."""
+    """Find the files that a source reads; for a set on disk, the folder that holds them."""
     kind, _, rest = path.partition(":")
     if path.startswith(STREAM):
         local = find_local(path.removeprefix(STREAM), config.data.dataset_config)
@@ -52,7 +52,7 @@ def _files(config: Config, path: str, split: str) -> Iterator[str]:
 
 
 def _require_other_split(config: Config, held_out: Shards) -> None:
-    """Refuse a split of the hub that is trained on: its files are not known here."""
+    """Refuse a hub split that is trained on, by its name: its files are not known here."""
     name, split = config.data.dataset_path.removeprefix(STREAM), config.data.dataset_split
     is_stream = config.data.dataset_path.startswith(STREAM)
     if is_stream and not held_out.local and (name, split) == (held_out.name, held_out.split):

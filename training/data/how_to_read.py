@@ -1,4 +1,4 @@
-"""What to write for texts that are given as tokens, and for tokens that are given as texts."""
+"""Advice for users who give texts where tokens are expected, or tokens where texts are."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 from training.data.splits import kind_of, text_files
 
 TOKENIZER = "EleutherAI/gpt-neox-20b"
-"""The tokenizer of training.data.tokenize where none is named."""
+"""The default tokenizer of training.data.tokenize."""
 FIRST_LINE = 2**24
-"""Bytes of a file's first line that are read at most."""
+"""The most bytes that are read of a file's first line."""
 
 
 def how_to_read(path: str, seq_length: int = 0) -> str:
-    """Say how to train on texts that are given as if they were tokenized; empty if it is no text.
+    """Say how to train on texts that are given as if they were tokenized; empty if there are none.
 
-    seq_length: that of the run, 0 for the default. The first line of a JSON file tells whether it
+    seq_length: that of the run, 0 for the default. The first line of a JSON file shows whether it
     has texts or tokens.
     """
     place = Path(path)
@@ -38,7 +38,7 @@ def how_to_read(path: str, seq_length: int = 0) -> str:
 def lines_of_tokens(file: str, given: str = "") -> str:
     """Name the source that reads a file's lines of tokens; empty if it has no such lines.
 
-    given: what the file was found by; a pattern of names in one folder stands as it is.
+    given: the name or pattern that found the file; a pattern of names in one folder is kept.
     """
     path = Path(file)
     if not _keys(path) >= {"input_ids", "attention_mask"}:
@@ -50,7 +50,7 @@ def lines_of_tokens(file: str, given: str = "") -> str:
 
 
 def is_tokenized(folder: Path) -> bool:
-    """Tell whether there is a set on disk that says that it has tokens."""
+    """Return whether a folder is a set on disk that states that it has tokens."""
     parts = [folder] if (folder / "state.json").is_file() else []
     if (folder / "dataset_dict.json").is_file():
         parts = [path.parent for path in folder.glob("*/dataset_info.json")]
@@ -75,7 +75,7 @@ def how_to_read_texts(path: str, seq_length: int = 0) -> str:
 
 
 def _keys(path: Path) -> set[str]:
-    """Read the keys of the first line of JSON lines; none where that is not what a file has."""
+    """Read the keys in a file's first line of JSON; none if it has no such line."""
     opened: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as file:

@@ -1,7 +1,7 @@
-"""Of JSON files one column alone, whatever others each of them has.
+"""Read one column of JSON files, whatever other columns each file has.
 
-The library datasets takes the columns of the first file for those of all: a file with one more, as
-of notes on where its texts are from, would be refused.
+The library datasets expects all files to have the columns of the first one: it would refuse a file
+with one more, such as notes on where its texts are from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class NoTextError(ValueError):
-    """Rows without the column, which have `columns`; or of which it holds `kind`, not text."""
+    """Rows lack the column, having only `columns`, or it holds `kind` instead of text."""
 
     def __init__(self, column: str, columns: list[str], kind: str = "") -> None:
         self.columns, self.kind = sorted(columns), kind
@@ -22,9 +22,10 @@ class NoTextError(ValueError):
 
 
 def read_column_alone() -> None:
-    """Have the library datasets read so what is loaded from JSON with the features of one column.
+    """Make the library datasets read only the requested column of JSON files.
 
-    Rows that have no text there raise NoTextError as they are read.
+    Columns are requested by `features`, which then need not name all of a file's. Rows that have no
+    text there raise NoTextError when they are read.
     """
     from datasets.packaged_modules.json.json import Json
 
@@ -34,11 +35,11 @@ def read_column_alone() -> None:
 
 
 _library: list[Any] = []
-"""The library's own function, once ours has taken its place."""
+"""The library's own function, once ours has replaced it."""
 
 
 def _cast_table(builder: Any, table: Any, *args: Any, **more: Any) -> Any:
-    """Leave out of some rows what was not asked for, before the library looks at their columns."""
+    """Drop the columns that were not requested before the library checks a table's columns."""
     import pyarrow as pa
 
     if wanted := builder.config.features:

@@ -1,4 +1,4 @@
-"""The libraries that read and tokenize text, which not every image has. Light: no torch."""
+"""Import the libraries that read and tokenize text, which not every image has; no torch here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ INSTALLED_BY = "pip install 'datasets>=2.19' 'tokenizers>=0.20' transformers"
 
 
 def library(name: str, what: str) -> Any:
-    """Import a library that `what` is done by. Raises RequestError that says where there is one."""
+    """Import a library. Raises RequestError that says where to get it.
+
+    what: what the library does, for the message, such as "texts are read".
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -26,7 +29,7 @@ def library(name: str, what: str) -> Any:
 
 
 def missing(names: str, what: str, error: ImportError) -> RequestError:
-    """Say where libraries are that cannot be imported here."""
+    """Make the error for libraries that cannot be imported, which says where to get them."""
     reason = " ".join(str(error).split())
     return RequestError(
         f"{what} by {names}, which cannot be imported here ({reason}); {INSTALLED_BY}, or use an "
@@ -35,15 +38,15 @@ def missing(names: str, what: str, error: ImportError) -> RequestError:
 
 
 def datasets_library(what: str) -> Any:
-    """Import the library datasets, so that it is quiet and never runs code that comes with a set.
+    """Import the library datasets, kept quiet and from running code that comes with a set.
 
-    It reads files in .zst to their end, too, and of JSON a column alone if asked to. Raises
+    It also reads .zst files to their end, and one column of JSON files if asked to. Raises
     RequestError as library() does.
     """
     datasets = library("datasets", what)
     # Releases before 4 run a set's own code unless asked not to.
     datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False
-    # What goes wrong is reported by its caller, in one line.
+    # The caller reports errors, in one line.
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     read_zst_whole()
     read_column_alone()

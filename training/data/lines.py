@@ -1,16 +1,17 @@
 """JSON lines: *.json and *.json.gz files of a folder, each line an object with tokens and a mask.
 
-Which of the two a pattern of their names may say, as FOLDER/*.json.gz.
+A pattern of names, such as FOLDER/*.json.gz, selects the files instead.
 
 A line is {"input_ids": [...], "attention_mask": [...]}, both of one length; the mask has 1 for text
 and 0 for padding. Each file is converted once, to a binary file in a cache folder, which is read
-from then on. Its name has the file's name, size and time of change, so what has changed is
-converted anew; what it was before may be deleted. A conversion that was killed goes on with the
-file it was at. Of processes that begin at once each converts other files, where the file system
-has locks; where it has none, some are converted more than once, with the same result.
+from then on. Its name depends on the file's path, size and time of change, so a changed file is
+converted again; its old conversion may be deleted. A conversion that was killed continues with the
+file it was at. Processes that start at the same time convert different files if the file system
+has locks; if it has none, some are converted more than once, with the same result.
 
-A converted file, all little-endian: four int64 (a mark, the number of lines, of tokens, and the
-largest id), the tokens, int32, padding as its complement ~id, and where each line ends, int64.
+A converted file is little-endian: four int64 (a mark, the number of lines, the number of tokens and
+the largest id), the tokens as int32 (padding as its complement ~id), and the end of each line as
+int64.
 
 Shapes: l sequence length, n tokens of a line.
 """
@@ -53,7 +54,7 @@ NUMBER, TOKEN = np.dtype("<i8"), np.dtype("<i4")
 HEADER = 4 * NUMBER.itemsize
 LARGEST = (1 << 31) - 1
 ABANDONED = 3600.0
-"""Seconds after which a half-written file that nobody writes to is taken for a dead process's."""
+"""Seconds without a write after which a half-written file counts as a dead process's."""
 
 
 class NotConverted(Exception):  # noqa: N818 - not an error: there is work to do first
@@ -71,7 +72,7 @@ class Converted:
 
     @property
     def ends(self) -> int:
-        """The byte where the lines' ends begin, after the tokens."""
+        """The byte at which the line ends begin, after the tokens."""
         return HEADER + self.tokens * TOKEN.itemsize
 
     @property
@@ -82,16 +83,16 @@ class Converted:
 class Lines:
     """The lines of a folder's files, sorted by name, as samples (see training.data.base).
 
-    Targets are the tokens that follow, -100 where nothing follows and where padding follows or
-    goes before. A line with more than l + 1 tokens is cropped to l + 1 in a row, from a place that
-    is a pure function of the sample's number and the seed; a shorter one is filled up with 0. It is
-    a document, which begins after the padding before it; with a `document_end` it is several, each
-    of which ends with that token.
+    The target of an input is the token after it, or -100 if there is none or either is padding. A
+    line of more than l + 1 tokens is cropped to l + 1 consecutive ones, from a place that is a pure
+    function of the sample's number and the seed; a shorter one is filled up with 0. A line is one
+    document, which begins after the padding before it; with a `document_end` it is several, each of
+    which ends with that token.
 
-    The cache is `cache`, or CACHE in the folder. Where that cannot be written, what it lacks is in
-    a folder in `data_cache`, if there is one. shuffled: lines are read in random order. Raises
+    The cache is `cache`, or CACHE in the folder. If the latter cannot be written, what it lacks is
+    in a folder in `data_cache`, if that is given. shuffled: lines are read in random order. Raises
     RequestError for a folder without files or lines, a cache that cannot be written, and a bad
-    line, by its file and number; without `convert` NotConverted where files have yet to be.
+    line, naming its file and number; without `convert`, NotConverted if files are not converted.
     """
 
     knows_documents = True
@@ -140,7 +141,7 @@ class Lines:
         targets[: len(counts)] = np.where(counts, ids[1:], IGNORED)
         is_text = np.zeros(length, bool)  # (l,)
         is_text[: len(ids)] = marked[:length] >= 0
-        # Here a document ends, or padding that stands before one: for what follows it matters.
+        # Where a document ends, or padding before one: the token after it may begin a document.
         ends = ~is_text | (inputs == self._document_end)  # (l,)
         begins = np.concatenate(([False], ends[:-1])) & is_text  # (l,)
         documents = numbered(begins)  # (l,)
@@ -153,13 +154,13 @@ class Lines:
         return Path(self._parts[0].path).is_file()
 
     def _line(self, index: int) -> NDArray[np.int32]:
-        """Read a line's tokens, or the l + 1 of them that are taken."""
+        """Read a line's tokens, cropped to l + 1 if there are more."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = bisect_right(self._ends, index)
         part = self._parts[number]
         line = index - (self._ends[number - 1] if number else 0)
-        first = max(line - 1, 0)  # a line begins where the one before ends
+        first = max(line - 1, 0)  # a line begins where the one before it ends
         place = part.ends + first * NUMBER.itemsize
         ends = self._maps.read(part.path, NUMBER, place, line - first + 1, part.size)
         begin, end = (int(ends[0]) if line else 0), int(ends[-1])
@@ -172,7 +173,7 @@ class Lines:
 
 
 def _caches_of(folder: Path, data_cache: str) -> list[Path]:
-    """Give where the converted files of a folder are to be written, then where others may be."""
+    """Return where to write a folder's converted files, then where else some may already be."""
     cache = folder / CACHE
     if not data_cache:
         return [cache]
@@ -188,9 +189,9 @@ def _caches_of(folder: Path, data_cache: str) -> list[Path]:
 def converted(
     paths: list[Path], cache: Path, *others: Path, convert: bool = True
 ) -> list[Converted]:
-    """Find the converted form of each file, or make it in `cache`.
+    """Find the converted form of each file in `cache` or `others`, or make it in `cache`.
 
-    Without `convert`, raise NotConverted where some have none.
+    Without `convert`, raises NotConverted if some have none.
     """
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -208,7 +209,7 @@ def converted(
         raise NotConverted(f"{cache}: not all files are converted")
     if None in parts and not os.access(cache, os.W_OK):
         raise RequestError(f"{cache}: cannot be written; fix: name another folder by data_cache")
-    for wait in (False, True):  # what others are at comes last
+    for wait in (False, True):  # files that other processes are converting come last
         for number, (path, place) in enumerate(zip(paths, places, strict=True)):
             if parts[number] is not None:
                 continue
@@ -219,7 +220,7 @@ def converted(
 
 
 def find_lines(given: Path) -> tuple[list[Path], Path]:
-    """Find the files of a folder, or those of it that a pattern of names means; and the folder."""
+    """Return the files of a folder, or those that a pattern in it matches, and the folder."""
     patterns: tuple[str, ...] = PATTERNS
     folder = given
     if has_magic(given.name) and not given.is_dir():
@@ -250,7 +251,7 @@ def _place(path: Path, cache: Path) -> Path:
 
 
 def _read(place: Path) -> Converted | None:
-    """Read a converted file's header; None where there is none, or it is not whole."""
+    """Read a converted file's header; None if the file is missing or incomplete."""
     try:
         with place.open("rb") as file:
             header = file.read(HEADER)
@@ -268,7 +269,7 @@ def _read(place: Path) -> Converted | None:
 
 @contextmanager
 def _locked(place: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the right to make a file; False if another process has it. A dead one has none."""
+    """Lock a file to make it; yield False if another process, which is alive, has the lock."""
     with writing(place):
         lock = place.with_name(f".{place.name}.lock").open("w")
     with lock:
@@ -283,7 +284,7 @@ def _locked(place: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def _convert(path: Path, place: Path) -> Converted:
-    """Convert a file, and remove what dead processes have left of it."""
+    """Convert a file, and remove the partial files that dead processes left of it."""
     for left in place.parent.glob(f".{escape(path.name)}.*.partial"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > ABANDONED:
@@ -302,7 +303,7 @@ def _convert(path: Path, place: Path) -> Converted:
 
 
 def _write(path: Path, file: BinaryIO, place: Path) -> Converted:
-    """Write the converted form: tokens, ends, and at last the header before them."""
+    """Write the converted form: the tokens, the line ends, and last the header in front."""
     ends, tokens, largest = array("q"), 0, 0
     file.seek(HEADER)
     for marked in _parsed(path):
@@ -317,7 +318,7 @@ def _write(path: Path, file: BinaryIO, place: Path) -> Converted:
 
 
 def _parsed(path: Path) -> Iterator[NDArray[np.int64]]:
-    """The lines of a file, each its ids (n,), padding as ~id; empty lines are passed over."""
+    """Yield the ids (n,) of each line, padding as ~id; empty lines are skipped."""
     number = 0
     try:
         with _opened(path) as file:
@@ -334,7 +335,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _marked(line: bytes, where: str) -> NDArray[np.int64]:
-    """Check a line: its ids, (n,), padding as ~id."""
+    """Check a line and return its ids, (n,), padding as ~id."""
     try:
         given: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -356,7 +357,7 @@ def _marked(line: bytes, where: str) -> NDArray[np.int64]:
 
 
 def _unmarked(marked: NDArray[Any]) -> NDArray[Any]:
-    """The ids, of padding also: (n,) -> (n,)."""
+    """Return plain ids, also for padding: (n,) -> (n,)."""
     return np.where(marked < 0, ~marked, marked)  # (n,)
 
 
@@ -377,6 +378,6 @@ def _integers(given: dict[str, Any], key: str, where: str) -> NDArray[np.int64]:
 
 
 def _drawn(key: str, count: int) -> int:
-    """A number below `count` that is a pure function of the key."""
+    """Return a number below `count` that is a pure function of the key."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % count

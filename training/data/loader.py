@@ -1,11 +1,10 @@
-"""Reading ahead: batches are read while the model works, by a thread or by processes.
+"""Read batches ahead, by a thread or by processes, while the model computes.
 
-The order is that of the feed itself, whoever reads and however far ahead: process w of W reads the
-rows w, w + W, ... of every batch. What a checkpoint tells is what the model has taken, not what
-was read.
+The order is the feed's own, whoever reads and however far ahead: process w of W reads rows w,
+w + W, ... of every batch. A checkpoint records what the model has taken, not what was read.
 
-Processes are spawned: a fork of one that holds a network card's memory (EFA with huge pages) fails.
-They ignore the signals that ask a run to save and stop, and end with the process they read for.
+Processes are spawned: forking a process that holds a network card's memory (EFA with huge pages)
+fails. They ignore the signals that ask a run to save and stop, and end with their parent.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ NOT_FOR_CHILDREN = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
 
 
 class Prefetcher:
-    """Takes batches of a feed in turn, on the device. `reopen` opens the same feed elsewhere.
+    """The batches of a feed in order, on the device.
 
-    workers: processes that read, 0 for a thread. prefetch: batches that are read before they are
-    asked for, beside the one that is.
+    reopen: opens the same feed in another process. workers: number of processes that read, 0 for a
+    thread. prefetch: batches to read ahead of the one that is asked for.
     """
 
     def __init__(
@@ -65,40 +64,40 @@ class Prefetcher:
         self._waited = 0.0
 
     def next_batch(self) -> Sample:
-        """Give this rank's next batch, (b, l). Raises TrainingError where it cannot be read."""
+        """Return this rank's next batch, (b, l). Raises TrainingError if it cannot be read."""
         part = self._part(0)
         self._ready.popleft()
         self.feed.took(part)
         if self._coming and all(one.done() and not one.exception() for one in self._coming[0]):
-            self._ready.append(self._collected())  # on its way to the device while others compute
+            self._ready.append(self._collected())  # copied to the device while the model computes
         return part.rows
 
     def ended(self) -> bool:
-        """Whether nothing in this rank's next step counts, as all passes over the data are done."""
+        """Return whether nothing in this rank's next step counts, all passes being over."""
         return all(self._part(index).spent for index in range(self.feed.accumulation))
 
     def waited(self) -> float:
-        """Seconds that were waited for data since this was last asked."""
+        """Return the seconds spent waiting for data since the last call."""
         waited, self._waited = self._waited, 0.0
         return waited
 
     def state(self, gather: Gather) -> dict[str, Any]:
-        """Tell what was taken, for a checkpoint (a collective call)."""
+        """Return how far batches were taken, for a checkpoint (a collective call)."""
         return self.feed.state(gather)
 
     def resume(self, state: dict[str, Any]) -> str | None:
-        """Go on where a checkpoint stood, before anything is read; else tell why not."""
+        """Continue where a checkpoint stood, before anything is read, or return why not."""
         return self.feed.resume(state)
 
     def close(self) -> None:
-        """Read no further; processes have ended when this returns."""
+        """Stop reading; processes have ended when this returns."""
         self._coming.clear()
         self._reads.clear()
         while self._pools:
             self._pools.pop().shutdown(wait=bool(self._workers), cancel_futures=True)
 
     def _part(self, index: int) -> BatchPart:
-        """Give a batch of those that come next, which stays the next."""
+        """Return upcoming batch number `index`, counted from 0, without taking it."""
         since = time.perf_counter()
         if not self._reads:
             self._start()
@@ -132,7 +131,7 @@ class Prefetcher:
                 one.result()
 
     def _collected(self) -> BatchPart:
-        """Put together what each has read of the batch that comes next."""
+        """Assemble the next batch from what each reader has read of it."""
         with _reporting():
             parts = [one.result() for one in self._coming.popleft()]
         if not self._workers:
@@ -144,7 +143,7 @@ class Prefetcher:
 
 
 def _woven(parts: list[Any]) -> Tensor | None:
-    """Put rows (r, l) in their places: part w of W has the rows w, w + W, ... of (b, l)."""
+    """Interleave rows (r, l): part w of W becomes rows w, w + W, ... of (b, l)."""
     if parts[0] is None:
         return None
     whole = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)  # (b, l)
@@ -167,7 +166,7 @@ def _reporting() -> Iterator[None]:
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """Start processes that will never hear of these signals, from their first moment on."""
+    """Block NOT_FOR_CHILDREN meanwhile, so that processes started here never receive them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_CHILDREN)
     try:
         yield
@@ -180,7 +179,7 @@ _rows: range
 
 
 def _begin(reopen: Callable[[], DataFeed], state: dict[str, Any], rows: range) -> None:
-    """Open the feed in a process of its own, to read these rows from here on."""
+    """Open the feed in this process, which reads these rows from `state` on."""
     global _feed, _rows
     leave_with_parent()
     torch.set_num_threads(1)
@@ -191,7 +190,7 @@ def _begin(reopen: Callable[[], DataFeed], state: dict[str, Any], rows: range) -
 
 
 def _next() -> tuple[Arrays, dict[int, tuple[int, ...]], bool]:
-    """Read on. Sent as arrays: tensors would go through /dev/shm, which is small in containers."""
+    """Read the next rows, as arrays: tensors would use /dev/shm, which is small in containers."""
     part = _feed.next_rows(_rows)
     rows = (part.rows.inputs, part.rows.targets, part.rows.weights, part.rows.seq_idx)
     arrays = tuple(None if one is None else one.numpy() for one in rows)

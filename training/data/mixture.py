@@ -1,8 +1,9 @@
-"""Several sources read as one, each with its weight, in a fixed pattern without any randomness.
+"""Several weighted sources read as one, in a fixed pattern without any randomness.
 
-A pattern has about a thousand slots, each of one source; its slots are its weight, rounded. Sample
-k of the mixture takes slot k mod S, S being the pattern's length; the source's own number there is
-how many of its slots came before, in this pattern and in those completed, plus its `order`.
+A pattern has about a thousand slots, divided among the sources by their weights, rounded. Sample k
+of the mixture takes slot k mod S, S being the pattern's length. The sample's number in its source
+is the number of that source's slots before it, in this pattern and in completed ones, plus its
+`order`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from training.errors import RequestError
 
 SLOTS = 1000
 TOLERANCE = Fraction(1, 100)
-"""A weight that rounding changes by more than this part of it is reported."""
+"""A weight that rounding changes by more than this fraction is reported."""
 
 MIXTURE = "mixture:"
 _KEYS = {"path", "weight", "order"}
@@ -36,7 +37,7 @@ _KEYS = {"path", "weight", "order"}
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One part of a mixture. `order` is the number of the first of its samples that is read."""
+    """One source of a mixture. `order` is the number of its first sample that is read."""
 
     name: str
     samples: Samples
@@ -45,7 +46,7 @@ class Source:
 
 
 class Entry(NamedTuple):
-    """What a mixture's file says of a source; `where` names file and entry for messages."""
+    """What a mixture's file states about a source; `where` names file and entry for messages."""
 
     path: str
     weight: float
@@ -56,7 +57,7 @@ class Entry(NamedTuple):
 def listed(file: Path, above: tuple[Path, ...] = ()) -> list[Entry]:
     """Read the file of a mixture. Raises RequestError naming the file and the entry.
 
-    above: the files that this one is listed in; one that is among them would have no end.
+    above: the mixtures that this one is part of; if it listed one of them, it would have no end.
     """
     try:
         entries = yaml_file.read(file, str(file))
@@ -89,7 +90,7 @@ def listed(file: Path, above: tuple[Path, ...] = ()) -> list[Entry]:
 
 
 def _look_into(path: str, where: str, above: tuple[Path, ...]) -> None:
-    """Read the file of a mixture within a mixture. Raises RequestError."""
+    """Check the file of a mixture within a mixture. Raises RequestError."""
     file = Path(path.removeprefix(MIXTURE))
     if file.resolve() in above:
         raise RequestError(f"{where}: path: {path} is part of itself; leave it out")
@@ -102,17 +103,17 @@ def _look_into(path: str, where: str, above: tuple[Path, ...]) -> None:
 class Mixture:
     """A mixture, as samples (see training.data.base); sources of weight 0 are left out.
 
-    A source that comes to its end begins again with its sample 0. The length is what it takes
-    until every source has been read through once: one pass over the one that is largest for its
-    weight, in which the others are read more often than once (see `passes`). After that, a Reader
+    A source that comes to its end begins again with its sample 0. The length is the number of
+    samples until every source has been read through once: one pass over the source that is largest
+    for its weight, in which the others are read more than once (see `passes`). After that, a Reader
     begins again with the mixture's sample 0, so each epoch is like the first. The mixture has its
-    own order: a Reader takes it with shuffle=False, and leaves samples out by `skip`.
+    own order: a Reader reads it with shuffle=False, and leaves samples out by `skip`.
 
     If one source weighs its targets, those of the others weigh 1. `notes` has a line for each
-    weight that the rounding changes by more than 1 %.
+    weight that rounding changes by more than 1 %.
 
-    Raises RequestError for weights that cannot be, names given twice, sources that are empty or
-    of another seq_length, and an `order` beyond a source.
+    Raises RequestError for invalid weights, names given twice, sources that are empty or of another
+    seq_length, and an `order` beyond a source.
     """
 
     def __init__(self, sources: Sequence[Source], *, seed: int, slots: int = SLOTS) -> None:
@@ -154,7 +155,7 @@ class Mixture:
         return sample
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Find what a sample is: which source (those of weight 0 not counted), its number there."""
+        """Return a sample's source (not counting those of weight 0) and its number there."""
         if not 0 <= index < self._length:
             raise IndexError(index)
         patterns, place = divmod(index, len(self._pattern))
@@ -164,7 +165,7 @@ class Mixture:
         return which, (read + source.order) % len(source.samples)
 
     def passes(self, samples: int) -> dict[str, float]:
-        """Tell how often each source is read through in a run's first `samples` samples.
+        """Return how often each source is read through in a run's first `samples` samples.
 
         Above 1, some of it is read again. Skipped samples count, as an earlier run has read them.
         """
@@ -182,23 +183,23 @@ class Mixture:
         return all(source.samples.is_here() for source in self._sources)
 
     def _read(self, which: int, index: int) -> int:
-        """How many samples of a source come before one of the mixture."""
+        """Return how many samples of a source come before sample `index` of the mixture."""
         patterns, place = divmod(index, len(self._pattern))
         return patterns * self._slots[which] + bisect_left(self._places[which], place)
 
     def _last_of(self, which: int) -> int:
-        """Where a source has been read through for the first time."""
+        """Return the sample with which a source has been read through for the first time."""
         last = len(self._sources[which].samples) - 1
         patterns, place = divmod(last, self._slots[which])
         return patterns * len(self._pattern) + self._places[which][place]
 
 
 def apportioned(weights: Sequence[Fraction], slots: int) -> list[int]:
-    """Divide whole slots by weights that are above 0, at least one each; they sum to `slots`.
+    """Divide `slots` whole slots by weights, which are above 0, with at least one slot for each.
 
-    Hamilton's method of largest remainders: each has its quota rounded down, and what is left goes
-    to those that lack most. Where the ones at least were too many, those that have most above
-    their quota give.
+    Hamilton's method of largest remainders: each quota is rounded down, and the slots that are left
+    go to those that lack most. If the minimum of one each takes too many, those that are most above
+    their quota give some up.
     """
     total = sum(weights)
     quotas = [weight * slots / total for weight in weights]
@@ -214,7 +215,7 @@ def apportioned(weights: Sequence[Fraction], slots: int) -> list[int]:
 
 
 def _pattern(slots: list[int], key: str) -> tuple[list[int], list[list[int]]]:
-    """Which source has each place of the pattern, and which places each source has."""
+    """Return which source has each place of the pattern, and which places each source has."""
     row = [which for which, taken in enumerate(slots) for _ in range(taken)]
     pattern = [row[shuffled(place, len(row), key)] for place in range(len(row))]
     places: list[list[int]] = [[] for _ in slots]
@@ -249,7 +250,7 @@ def _faults(sources: Sequence[Source]) -> list[str]:
 
 
 def _notes(sources: list[Source], weights: list[Fraction], slots: list[int]) -> list[str]:
-    """A line for each weight that is not what was asked for."""
+    """Return a line for each weight that differs from what was asked for."""
     found = []
     for source, weight, taken in zip(sources, weights, slots, strict=True):
         asked, given = weight / sum(weights), Fraction(taken, sum(slots))

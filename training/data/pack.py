@@ -101,7 +101,7 @@ def _require_room(tokenizer: Tokenizer, name: str) -> None:
 
 
 def _make(job: Job, processes: int) -> tuple[int, int]:
-    """Write the file; how many tokens and documents it has."""
+    """Write the file, and return its numbers of tokens and documents."""
     layout = LAYOUTS[job.layout]
     with held(job):
         encode(job, processes)

@@ -1,7 +1,7 @@
 """Packed tokens: headerless files of 32-bit words, each a token, its position and its loss bit.
 
-The words are those of training.data.layout. PATH.size, where it is there, has the number of tokens
-as text. A position that is 0 or below the one before begins a document.
+The words are those of training.data.layout. PATH.size, if it exists, has the number of tokens as
+text. A token whose position is 0 or below the one before begins a document.
 
 Shapes: l sequence length.
 """
@@ -30,23 +30,23 @@ from training.errors import RequestError, writing
 from training.ops.loss import IGNORED
 
 PROBE = 1 << 16
-"""Words at the beginning of each file that are looked at before training."""
+"""Words at the beginning of each file that are checked before training."""
 
 
 class Packed:
     """The windows of packed files, as samples (see training.data.base).
 
     `paths` is a file name, a pattern, or several of them; the files are read in sorted order. Each
-    is cut into windows of l + 1 tokens that share none and do not go on in the next file; what is
-    left at a file's end is not read. A target does not count (-100, weight 0) where it begins a
-    document or its loss bit is not set. With `position_weighting` the others weigh
-    tanh(position / 10), positions counted from the beginning of the window or of the document,
-    whichever is nearer. shuffled: the windows are read in random order.
+    is cut into windows of l + 1 tokens that neither overlap nor continue in the next file; the rest
+    at a file's end is not read. A target does not count (-100, weight 0) if it begins a document or
+    its loss bit is not set. With `position_weighting`, the others weigh tanh(position / 10), with
+    positions counted from the beginning of the window or of the document, whichever is nearer.
+    shuffled: the windows are read in random order.
 
-    Raises RequestError for a file that is missing, empty, no whole number of words or not of its
-    PATH.size, where no loss bit is found, and for an id that is not below `vocab_size` (without
-    one, all that the layout can hold): of the first PROBE words of each file at once, of others
-    on reading.
+    Raises RequestError for a file that is missing, empty, not a whole number of words or not of the
+    length in its PATH.size, if no loss bit is found, and for an id that is not below `vocab_size`
+    (by default all that the layout can hold). The first PROBE words of each file are checked at
+    once, the others on reading.
     """
 
     knows_documents = True
@@ -107,7 +107,7 @@ class Packed:
         return Path(self._paths[0]).is_file()
 
     def _window(self, index: int) -> tuple[str, int, NDArray[np.int32]]:
-        """Read a window, (l + 1,): its file, its first token's number there, and its words."""
+        """Return a window's file, its first token's number there, and its words (l + 1,)."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = bisect_right(self._ends, index)
@@ -118,9 +118,9 @@ class Packed:
     def _weigh(
         self, positions: NDArray[np.int32], begins: NDArray[np.bool_]
     ) -> NDArray[np.float32]:
-        """Weights of all targets by position; positions (l + 1,), begins (l,) -> (l,)."""
+        """Return the weight of each target by position; positions (l + 1,), begins (l,) -> (l,)."""
         assert self._weights is not None
-        # Where the window's parts of documents begin, and its end.
+        # Where each document's part of the window begins, and where the window ends.
         bounds = np.concatenate(([0], np.flatnonzero(begins) + 1, [len(positions)]))  # (parts + 1,)
         bases = np.repeat(positions[bounds[:-1]], np.diff(bounds))  # (l + 1,)
         rebased = positions - bases  # (l + 1,)
@@ -140,14 +140,14 @@ class Packed:
         return RequestError(f"{path}: token {begin + at:,}: {what}", local=True)
 
     def _read(self, number: int, begin: int, count: int) -> NDArray[np.int32]:
-        """Read words of a file, (count,), from number `begin` on."""
+        """Read `count` words of a file, (count,), from word `begin` on."""
         size = self._sizes[number] * WORD.itemsize
         return self._maps.read(self._paths[number], WORD, begin * WORD.itemsize, count, size)
 
     def _look(self) -> list[int]:
-        """Count the files' tokens, and refuse what the words at their beginnings show to be wrong.
+        """Count each file's tokens, and refuse files whose first words show that they are wrong.
 
-        What has no loss bit, such as plain ids, would be trained on with no target at all.
+        Data without any loss bit, such as plain ids, would be trained on without any target.
         """
         sizes, is_marked, fault = [], False, None
         for path in self._paths:
@@ -171,9 +171,9 @@ class Packed:
 
 
 class PackedWriter:
-    """Write a packed file and its PATH.size; both have their names only when all is on the disk.
+    """Writes a packed file and its PATH.size, which get their names once they are safely on disk.
 
-    A context manager. Leaving it by an error leaves what stood there before. Raises RequestError,
+    A context manager. If it is left by an error, an older file stays in place. Raises RequestError,
     naming the document by its number from 0, for what the layout cannot hold.
     """
 
@@ -188,7 +188,7 @@ class PackedWriter:
         return self
 
     def write(self, tokens: ArrayLike, counts: ArrayLike | None = None) -> None:
-        """Append one document: ids (n,), and whether each counts as a target (n,), else all do."""
+        """Append one document: ids (n,), and which count as targets (n,), by default all."""
         ids = self._checked(np.asarray(tokens))  # (n,)
         marks = np.ones(len(ids), bool) if counts is None else np.asarray(counts, bool)  # (n,)
         if marks.shape != ids.shape:
@@ -239,7 +239,7 @@ class PackedWriter:
         staging = partial(side)
         staging.write_text(f"{self.tokens}\n")
         try:
-            side.unlink(missing_ok=True)  # a size of an older file never stands beside this one
+            side.unlink(missing_ok=True)  # an older file's size never stands beside this one
             publish(self._partial, self.path)
             publish(staging, side)
         finally:
@@ -247,12 +247,12 @@ class PackedWriter:
 
 
 def partial(path: Path) -> Path:
-    """A name for a file while it is written, another at each call; no pattern for data finds it."""
+    """Return a new name at each call for a file being written; no pattern for data matches it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
 
 
 def publish(written: Path, path: Path) -> None:
-    """Give a fully written file its name, after it is safely on the disk."""
+    """Give a fully written file its name once it is safely on disk."""
     for place, rename in ((written, True), (path.parent, False)):
         descriptor = os.open(place, os.O_RDONLY)
         try:
@@ -269,7 +269,7 @@ def count_tokens(pattern: str) -> int:
 
 
 def require_held_out(held_out: Sequence[str], trained: Sequence[str]) -> None:
-    """Refuse files that are evaluated on and trained on. Raises RequestError naming the first."""
+    """Refuse to evaluate on files that are trained on. Raises RequestError naming the first."""
     seen = {Path(file).resolve() for file in trained}
     for file in sorted(held_out):
         if Path(file).resolve() in seen:
@@ -279,11 +279,11 @@ def require_held_out(held_out: Sequence[str], trained: Sequence[str]) -> None:
 def find_packed(patterns: Sequence[str]) -> list[str]:
     """Find the files of all patterns, sorted, each once.
 
-    A PATH.size beside its PATH is none of them. Raises RequestError where a pattern has no file.
+    A PATH.size beside its PATH is left out. Raises RequestError if a pattern matches no file.
     """
     found: set[str] = set()
     for pattern in patterns:
-        # A name that a file has is taken as it is, whatever it would mean as a pattern.
+        # The name of an existing file is taken literally, whatever it would mean as a pattern.
         matches = [pattern] if Path(pattern).is_file() else glob(pattern, recursive=True)  # noqa: PTH207
         files = {path for path in matches if Path(path).is_file()}
         kept = {path for path in files if path.removesuffix(SIZE) not in files - {path}}
@@ -296,9 +296,9 @@ def find_packed(patterns: Sequence[str]) -> list[str]:
 
 
 def _opened(path: str, count: int) -> tuple[int, NDArray[np.int32]]:
-    """The number of tokens of a file, checked against its PATH.size, and its first words, `count`.
+    """Return a file's number of tokens, checked against its PATH.size, and its first `count` words.
 
-    The words are fewer where the file has no more.
+    There are fewer words if the file has no more.
     """
     try:
         with Path(path).open("rb") as file:

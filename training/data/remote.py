@@ -1,6 +1,6 @@
-"""Folders at URLs that the library fsspec knows, as s3://bucket/prefix (which takes s3fs).
+"""Folders at URLs that the library fsspec knows, such as s3://bucket/prefix (which needs s3fs).
 
-Data at such a URL is copied to each node before it is read. Light: no torch here.
+Data at such a URL is copied to each node before it is read. No torch here.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 
 LINES_SOURCE = "lines:"
 VERSIONS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified")
-"""What file systems call that which changes with a file's content."""
+"""File systems' names for a property that changes with a file's content."""
 PARTIAL = ".partial"
 ABANDONED = 86400.0
-"""Seconds after which a file that was being copied is that of a copy that was killed."""
+"""Seconds without a write after which a partial file counts as a killed copy's."""
 
 
 def is_url(path: str) -> bool:
-    """Tell whether a path is a URL: what stands before :// is how it is reached."""
+    """Return whether a path is a URL, with a protocol before ://."""
     return "://" in path
 
 
 def open_url(url: str, setting: str) -> tuple[Any, str]:
-    """Give the file system of a URL, and the path in it. Raises RequestError naming the setting."""
+    """Return a URL's file system and the path in it. Raises RequestError naming the setting."""
     import fsspec
 
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:  # a library that is missing, or no such scheme
+    except (ImportError, ValueError) as error:  # a missing library, or an unknown protocol
         raise RequestError(f"{setting}: {url} cannot be reached: {first_line(error)}") from error
     return found
 
 
 @contextmanager
 def one_line_errors(what: str) -> Iterator[None]:
-    """Tell what goes wrong on the way to or from a URL in one line."""
+    """Raise errors on the way to or from a URL as TrainingError, in one line."""
     try:
         yield
     except TrainingError:
@@ -65,10 +65,10 @@ def first_line(error: BaseException) -> str:
 
 
 def fetch_data(config: Config, group: Group, say: Callable[[str], None]) -> Config:
-    """Copy what is at URLs, and name the copies instead; a collective call.
+    """Copy data from URLs, and return settings that name the copies (a collective call).
 
-    The first rank of each node copies, to data_cache, what is not there as it is at the URL.
-    Raises RequestError for a URL that has nothing, TrainingError where it cannot be copied.
+    The first rank of each node copies to data_cache whatever is missing or outdated there.
+    Raises RequestError for a URL without files, TrainingError if they cannot be copied.
     """
     data = config.data
     dataset, evaluation = (
@@ -84,7 +84,7 @@ def fetch_data(config: Config, group: Group, say: Callable[[str], None]) -> Conf
 def _fetch_source(
     source: str, setting: str, cache: str, group: Group, say: Callable[[str], None]
 ) -> str:
-    """Copy what a source is at, if that is a URL; the source that it is then."""
+    """Copy a source's files if it is at a URL; return the source to read instead."""
     url = source.removeprefix(LINES_SOURCE)
     if not is_url(url) or source.startswith(STREAM):
         return source
@@ -96,17 +96,17 @@ def _fetch_source(
     say(f"{setting}: {count} files in {folder}")
     if not source.startswith(LINES_SOURCE):
         return str(folder)
-    last = url.rpartition("/")[2]  # a pattern of names says which of the copies are meant, too
+    last = url.rpartition("/")[2]  # a pattern of names selects among the copies, too
     means_names = has_magic(last) and "**" not in last
     return f"{LINES_SOURCE}{folder}/{last}" if means_names else f"{LINES_SOURCE}{folder}"
 
 
 def _copy(url: str, folder: Path, setting: str) -> int:
-    """Make a folder hold the files of a URL, or those that its pattern means; how many there are.
+    """Make a folder hold the files of a URL or of its pattern; return how many there are.
 
-    A listing beside the folder has the version of each copy. Copies of other versions, and
-    of files that are gone, are removed before it is written: what is there then is of the listing,
-    also where the copying was killed. Hidden files that are no copies stay.
+    A listing beside the folder has the version of each copy. Copies of other versions and of files
+    that are gone are removed before it is written, so all copies match the listing from then on,
+    even if the copying is killed. Hidden files that are not copies stay.
     """
     fs, root = open_url(url, setting)
     listing = folder.with_name(f"{folder.name}.json")
@@ -137,12 +137,12 @@ def _copy(url: str, folder: Path, setting: str) -> int:
 
 
 def _version(about: Mapping[str, Any]) -> str:
-    """Tell what changes with a file's content, in the words of its file system."""
+    """Return what changes with a file's content, as its file system states it; "" if nothing."""
     return next((str(about[key]) for key in VERSIONS if about.get(key)), "")
 
 
 def _remove_others(folder: Path, there: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Remove copies that are not of what is there, and parts of files that killed copies left."""
+    """Remove outdated copies, and partial files that killed copies left."""
     for file in [one for one in folder.rglob("*") if one.is_file()]:
         name = file.relative_to(folder).as_posix()
         with suppress(FileNotFoundError):  # another node may copy to the same folder
@@ -157,7 +157,7 @@ def _remove_others(folder: Path, there: Mapping[str, Any], before: Mapping[str, 
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Give a file to write, which takes the place of another once it is whole."""
+    """Yield a file to write, which gets the name `path` once it is complete."""
     half = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
         yield half

@@ -1,9 +1,9 @@
 """The order in which samples are read: one for all ranks, each of which reads its own part of it.
 
-Step s takes the samples s * G ... (s + 1) * G - 1 of the order, G being the global batch, so the
-number of ranks changes nothing but who reads what. Every sample is read once in an epoch; the order
-is shuffled anew each epoch, or is that of the samples' own numbers. A shuffled order needs no list:
-the place of one item is computed on its own.
+Step s reads samples s * G ... (s + 1) * G - 1 of the order, G being the global batch, so the number
+of ranks only changes which rank reads what. Every sample is read once per epoch; the order is
+shuffled anew for each epoch, or is that of the samples' numbers. A shuffled order needs no list:
+each place is computed by itself.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ OTHER_DATA = (
 
 
 def shuffled(place: int, count: int, key: str) -> int:
-    """Map 0 ... count - 1 one to one onto itself, differently for every key.
+    """Return what stands at `place` in the permutation of 0 ... count - 1 that a key selects.
 
-    A Feistel network over the smallest even number of bits that holds `count` (Luby & Rackoff
-    1988: four rounds), walked until it lands inside (Black & Rogaway 2002, cycle walking).
+    A Feistel network over the smallest even number of bits that holds count - 1 (Luby & Rackoff
+    1988: four rounds), repeated until the result is below `count` (Black & Rogaway 2002, cycle
+    walking).
     """
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
@@ -46,17 +47,18 @@ def _mix(key: str, turn: int, value: int) -> int:
 
 
 class Reader:
-    """What one rank reads of numbered samples, a DataFeed (see training.data.base).
+    """One rank's feed of numbered samples, a DataFeed (see training.data.base).
 
-    The run's first `skip` samples of the order are left out. With `epochs`, reading ends before
-    the first step that would need more than so many epochs have.
+    The first `skip` samples of the order are left out. With `epochs`, reading ends before the first
+    step that would need more samples than that many epochs have.
 
-    step_sequences: of all ranks, where batches have more rows; 0: as many as these.
+    step_sequences: sequences per step over all ranks, if its batches have more rows than that; 0
+    for as many as they have rows.
 
     to_the_end: reading ends after the last sample of the epochs, and the rows beyond it are empty.
 
-    Raises RequestError if there are fewer samples than a batch of all ranks takes, or, with
-    `epochs`, than one step does; `to_the_end`, if there is none.
+    Raises RequestError if there are fewer samples than a batch of all ranks takes or, with
+    `epochs`, fewer than one step takes; with `to_the_end`, only if there are none.
     """
 
     documents = False
@@ -119,7 +121,7 @@ class Reader:
         return getattr(self.samples, "notes", ())
 
     def next_rows(self, rows: range) -> BatchPart:
-        """Read these rows of the rank's next batch, and go on to the one after it."""
+        """Read these rows of the rank's next batch, and move on to the batch after it."""
         first = self.rank * self.batch_size
         read = [self._sample(first + row) for row in rows]
         part = BatchPart(batched(read, self.documents), spent=self._is_spent())
@@ -127,7 +129,7 @@ class Reader:
         return part
 
     def next_batch(self) -> Sample:
-        """Read this rank's part of the next step, (batch_size, seq_length)."""
+        """Read this rank's next batch, (batch_size, seq_length)."""
         return self.next_rows(range(self.batch_size)).rows
 
     def took(self, part: BatchPart) -> None:
@@ -137,12 +139,12 @@ class Reader:
         self._begin = self.position = self._skip
 
     def state(self, gather: Gather | None = None) -> dict[str, Any]:
-        """Tell where the reading stands, for a checkpoint; every rank knows it by itself."""
+        """Return the position for a checkpoint, which every rank knows by itself."""
         epoch, position = divmod(self.position, len(self.samples))
         return {"epoch": epoch, "position": position, "fingerprint": self.fingerprint}
 
     def resume(self, state: dict[str, Any]) -> str | None:
-        """Go on where a checkpoint stood; if it read other data, say so and do nothing."""
+        """Continue where a checkpoint stood; if it read other data, say so and do nothing."""
         if state["fingerprint"] != self.fingerprint:
             return OTHER_DATA
         self._begin = self.position = state["epoch"] * len(self.samples) + state["position"]
@@ -150,31 +152,31 @@ class Reader:
 
     @property
     def _at_once(self) -> int:
-        """Sequences of a batch of all ranks."""
+        """Sequences in a batch of all ranks."""
         return self.batch_size * self.world_size
 
     @property
     def _left(self) -> int:
-        """Sequences of the step that the next batch is part of that are not read yet."""
+        """Unread sequences of the step that the next batch is part of."""
         return self.step_sequences - (self.position - self._begin) % self.step_sequences
 
     def _is_spent(self) -> bool:
-        """Whether the step that the next batch is part of would go beyond the last epoch.
+        """Return whether the step of the next batch would go beyond the last epoch.
 
-        Of what is read to the end, whether nothing is left.
+        With `to_the_end`, return whether nothing is left.
         """
         if self._to_the_end:
             return self.position >= self._end
         return bool(self._end) and self.position + self._left > self._end
 
     def _sample(self, place: int) -> Sample:
-        """Read the sample at a place of the next batch; beyond step or end nothing of it counts."""
+        """Read the sample at a place of the next batch; beyond step or end, no target counts."""
         is_beyond = self._to_the_end and self.position + place >= self._end
         if place < self._left and not is_beyond:
             return self.samples[self._number(self.position + place)]
         return without_targets(self.samples[self._number(self.position)])
 
     def _number(self, place: int) -> int:
-        """Find which sample stands at a place of the order."""
+        """Return the number of the sample at a place of the order."""
         epoch, place = divmod(place, len(self.samples))
         return shuffled(place, len(self.samples), f"{self.seed}/{epoch}") if self.shuffle else place

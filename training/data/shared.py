@@ -1,4 +1,4 @@
-"""What a run reads, looked for by one rank: of a thousand, one lists and opens all files."""
+"""Find a run's data on one rank: only one of a thousand lists and opens all files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def open_shared(config: Config, setting: str, group: Group) -> Source:
     """Open dataset_path or eval_dataset_path on rank 0, and give every rank what it found.
 
-    A collective call, after which no other rank has opened a file of the data: each opens those
-    that it reads. There are two cases in which every rank looks by itself: where lines: of JSON are
-    to be converted first, which all do together, and where a node does not see rank 0's files, as
-    with copies that have names of their own. Raises RequestError on every rank.
+    A collective call. The other ranks open no file in it; later, each opens only those that it
+    reads. In two cases every rank looks for itself: if lines: of JSON must be converted first,
+    which all ranks do together, and if a node does not see rank 0's files, as with copies under
+    other names. Raises RequestError on every rank.
     """
 
     def found() -> Source | None:

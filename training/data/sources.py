@@ -1,4 +1,4 @@
-"""The sources of data by their names, opened and checked before the first step."""
+"""Open sources of data by name, and check them before the first step."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from training.errors import RequestError, TrainingError
 
 BYTE_VOCABULARY = 256
 LARGE_VOCABULARY = 1024
-"""A model with so many ids is one for a tokenizer's."""
+"""A model with at least this many ids is meant for those of a tokenizer."""
 _PACKED_KINDS: Mapping[str, Layout] = {"packed": LAYOUTS["16/14"], "packed-17/13": LAYOUTS["17/13"]}
 
 Source = Samples | Shards
-"""What is read, as every rank may have it (training.data.shared)."""
+"""Opened data in a form that can be sent to every rank (training.data.shared)."""
 
 
 class Synthetic:
-    """Uniformly random tokens, to try a model or a machine without data.
+    """Uniformly random tokens, to try out a model or a machine without data.
 
     Each sample is a pure function of the seed and its number.
     """
@@ -63,7 +63,7 @@ class Synthetic:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < self._count:
             raise IndexError(index)
-        # Seeds that differ by little make generators that look alike at first; digests differ.
+        # Similar seeds would make generators start alike; digests are never similar.
         digest = hashlib.blake2b(f"{self._seed}/{index}".encode(), digest_size=8).digest()
         source = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
         row = torch.randint(self.vocab_size, (self.seq_length + 1,), generator=source)  # (l + 1,)
@@ -79,11 +79,11 @@ class Synthetic:
 class Text:
     """`text:GLOB`: plain files as bytes, with a vocabulary of 256, as samples.
 
-    The files that match, in sorted order, are one long text, of which each file is a document. It
-    is cut into windows of seq_length + 1 bytes; each shares one byte with the next, so every byte
-    but the first is predicted once.
+    The files that match, in sorted order, form one long text in which each file is a document. It
+    is cut into windows of seq_length + 1 bytes, each of which shares one byte with the next, so
+    every byte except the first is predicted once.
 
-    `notes` has a warning where the model's vocabulary is that of a tokenizer. Raises RequestError
+    `notes` has a warning if the model's vocabulary is that of a tokenizer. Raises RequestError
     if nothing matches or a file cannot be read.
     """
 
@@ -148,7 +148,7 @@ class Text:
 
 
 def _text_files(pattern: str) -> tuple[list[str], list[int]]:
-    """Paths and sizes of the files that match, sorted, the empty ones left out."""
+    """Return the paths and sizes of the files that match, sorted, without empty ones."""
     if not pattern:
         raise RequestError("text: must be followed by a file name or pattern")
     found = matching(pattern)
@@ -170,8 +170,8 @@ def _text_files(pattern: str) -> tuple[list[str], list[int]]:
 def open_source(config: Config, setting: str, *, convert: bool = True) -> Source:
     """Open what dataset_path or eval_dataset_path names: find its files, and check them.
 
-    Raises RequestError for a source that is not known, missing or broken; without `convert`
-    NotConverted for lines: of which files are yet to be converted.
+    Raises RequestError for a source that is unknown, missing or broken; without `convert`,
+    NotConverted for lines: with files that are still to be converted.
     """
     data, training = config.data, setting == "dataset_path"
     path = getattr(data, setting)
@@ -204,9 +204,9 @@ def open_source(config: Config, setting: str, *, convert: bool = True) -> Source
 def open_data(
     config: Config, source: Source, rank: int, world_size: int, device: torch.device
 ) -> Prefetcher:
-    """Read what is trained on ahead, checked against the model before the first step.
+    """Open training data to be read ahead, checked against the model before the first step.
 
-    Raises RequestError for a source that is too short, or with token ids beyond the model's
+    Raises RequestError for a source that is too short or has token ids beyond the model's
     vocabulary.
     """
     reopen = partial(feed_of, config, "dataset_path", source, rank, world_size)
@@ -220,7 +220,7 @@ def open_data(
 
 
 def feed_of(config: Config, setting: str, source: Source, rank: int, world_size: int) -> DataFeed:
-    """Make what one rank reads of a source; no file of it is opened before it is read.
+    """Make one rank's feed of a source; each file is opened only when it is read.
 
     Held-out data is read in order and once. Raises RequestError as open_data does.
     """
@@ -250,13 +250,13 @@ def feed_of(config: Config, setting: str, source: Source, rank: int, world_size:
 
 
 def open_feed(config: Config, rank: int, world_size: int) -> DataFeed:
-    """Open what one rank trains on, by itself. Raises RequestError."""
+    """Open one rank's training data without the other ranks. Raises RequestError."""
     source = open_source(config, "dataset_path")
     return feed_of(config, "dataset_path", source, rank, world_size)
 
 
 def open_evaluation(config: Config, rank: int, world_size: int) -> DataFeed | None:
-    """Open the held-out data by itself; None where there is none. Raises RequestError."""
+    """Open held-out data without the other ranks; None if there is none. Raises RequestError."""
     if not config.data.eval_dataset_path:
         return None
     source = open_source(config, "eval_dataset_path")
@@ -264,7 +264,7 @@ def open_evaluation(config: Config, rank: int, world_size: int) -> DataFeed | No
 
 
 def _begins_anew(feed: DataFeed, config: Config, setting: str) -> bool:
-    """Whether state begins anew with each document. Raises RequestError where that cannot be."""
+    """Return whether state is reset at each document. Raises RequestError if that is impossible."""
     asked = config.data.reset_documents
     if asked and not feed.knows_documents:
         raise RequestError(
@@ -272,7 +272,7 @@ def _begins_anew(feed: DataFeed, config: Config, setting: str) -> bool:
             "document_end, the id that ends one, or a set of python -m training.data.tokenize"
         )
     if asked is None:
-        # The models of that library know no documents; asked for, it is refused.
+        # The models of smp know no documents; parallel.sagemaker.limits refuses the setting.
         return feed.knows_documents and config.parallel.backend != "smp"
     return asked
 
@@ -309,8 +309,8 @@ def open_samples(
     lines:FOLDER        *.json and *.json.gz, an object a line with input_ids and attention_mask
     synthetic:          random tokens
     mixture:FILE        several of these, as a YAML list of {path, weight, order}
-    a folder            a Hugging Face set on disk; `split` is its part, where it has parts, also
-                        within a mixture
+    a folder            a Hugging Face set on disk; if it has splits, `split` is read, also within a
+                        mixture
     """
     kind, separator, rest = path.partition(":")
     if position_weighting and kind not in (*_PACKED_KINDS, "mixture"):
@@ -390,7 +390,7 @@ def _mixture(
 
 
 def _has_positions(path: str) -> bool:
-    """Tell whether a source is packed, or a mixture that lists some that are."""
+    """Return whether a source is packed, or a mixture that lists packed sources."""
     kind, _, rest = path.partition(":")
     if kind == "mixture":
         return any(_has_positions(entry.path) for entry in listed(Path(rest)))

@@ -1,12 +1,11 @@
 """Local texts by split: which files of a folder are trained on, and which are held out.
 
-A folder is read as `datasets.load_dataset(folder)` reads it, by that library itself: by the
+A folder is split as `datasets.load_dataset(folder)` does it, by that library itself: by the
 configurations in the front matter of its README.md, else by the names of its files and folders,
-else all of it as `train`. A set on disk (`save_to_disk`) has the splits that it was saved with.
+else all of it is `train`. A set on disk (`save_to_disk`) has the splits that it was saved with.
 Files that are named one by one, or by a pattern, are one split, `train`.
 
-All files of a split are of one kind, in an order that depends on their names alone. Light: no
-torch.
+All files of a split are of one kind, in an order that depends only on their names. No torch here.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ TEXT = "text"
 TRAIN, VALIDATION = "train", "validation"
 READ_BY = "texts are read"
 CARDS = ("README.md", ".huggingface.yaml")
-"""Files of a folder that may say which of the others belong to which split."""
+"""Files of a folder that may state which of the others belong to which split."""
 SHOWN = 3
-"""Files that a line names."""
+"""The most files that a line names."""
 NAMED_FOR = re.compile(
     r"(?:^|[-._ 0-9/])(?:(train|training)|validation|valid|val|dev|test|testing|eval|evaluation)"
     r"(?=[-._ 0-9/])"
 )
-"""A name of a split in a path, as the library finds it; the group: that of training."""
+"""A split's name in a path, as the library finds it; the group matches names for training."""
 
 
 class NoSplit(RequestError):  # noqa: N818 - said as it is
-    """A split that is asked for is not there."""
+    """The requested split does not exist."""
 
 
 @dataclass(frozen=True)
 class LocalTexts:
-    """Local texts under a name, their files by split.
+    """Local texts under a name, with their files by split.
 
-    source: what the library opens, a folder or one of its builders. is_saved: a set on disk.
-    left_out: files of a folder that could be read but are in no split.
+    source: what the library opens, a folder or one of its builders. is_saved: whether it is a set
+    on disk. left_out: files of a folder that could be read but are in no split.
     """
 
     name: str
@@ -67,7 +66,7 @@ class LocalTexts:
     left_out: tuple[str, ...] = ()
 
     def files(self, split: str) -> tuple[str, ...]:
-        """Give the files of a split. Raises NoSplit naming those there are, or RequestError."""
+        """Return the files of a split. Raises NoSplit naming those there are, or RequestError."""
         if split not in self.splits:
             there = ", ".join(f"{name} ({_count(files)})" for name, files in self.splits.items())
             raise NoSplit(
@@ -86,11 +85,11 @@ class LocalTexts:
         streaming: bool = False,
         sample_by: str = "document",
     ) -> Any:
-        """Open a split by the library; of files it may be a part, such as train[:10%].
+        """Open a split by the library; if it is of files, a part such as train[:10%] will do.
 
-        column: what is read of JSON files; other kinds are given whole. sample_by: what a text of
-        a .txt file is. Raises RequestError for a split that is not there, and whatever the library
-        raises.
+        column: what is read of JSON files; other kinds are read with all columns. sample_by: what
+        counts as a text in .txt files. Raises RequestError for a split that does not exist, and
+        whatever the library raises.
         """
         datasets = datasets_library(READ_BY)
         if self.is_saved:
@@ -102,18 +101,18 @@ class LocalTexts:
         files = {name: [escape(path) for path in self.files(name)] for name in names}
         options: dict[str, Any] = {"data_files": files, "split": split, "streaming": streaming}
         if all(kind_of(path) == "text" for name in names for path in self.files(name)):
-            # Some editors begin a file with a mark of UTF-8, which is no part of its text.
+            # Some editors begin UTF-8 files with a byte order mark, which is not part of the text.
             options |= {"sample_by": sample_by, "keep_linebreaks": True, "encoding": "utf-8-sig"}
         if self.source == "json":
             options["features"] = datasets.Features({column: datasets.Value("string")})
         return datasets.load_dataset(self.source, self.config or None, **options)
 
     def described(self, split: str) -> str:
-        """Say what a split is read from."""
+        """Describe what a split is read from."""
         return f"split {split!r} of {self.name}: {shown(self.files(split))}"
 
     def warnings(self, split: str) -> list[str]:
-        """List what the user may not expect of a split."""
+        """List what users may not expect of a split."""
         found = [f"{self.name}: {self._in_none()}"] if self.left_out else []
         for other, files in self.splits.items():
             if other != split and (both := {*self.files(split)} & {*files}):
@@ -130,8 +129,8 @@ class LocalTexts:
 
 
 def is_local(name: str) -> bool:
-    """Whether files or URLs are meant, which may be missing, rather than a set of the hub."""
-    # Not by pathlib, which raises for what is longer than a name may be, as many with commas are.
+    """Return whether files (even missing ones) or URLs are meant, not a set of the hub."""
+    # Not by pathlib, which raises for names that are too long, as many with commas are.
     return is_url(name) or any(
         os.path.exists(one) or has_magic(one) or one.startswith((".", "/", "~"))  # noqa: PTH110
         for one in (name, *name.split(","))
@@ -139,10 +138,10 @@ def is_local(name: str) -> bool:
 
 
 def find(name: str, config: str = "") -> LocalTexts:
-    """Find what is at a local path, or at patterns or URLs (commas between).
+    """Find the texts at a local path, or at patterns or URLs (separated by commas).
 
-    config: which configuration of a folder that has several. Raises RequestError where there is
-    nothing, or what belongs together is not known.
+    config: the configuration to use of a folder that has several. Raises RequestError if there is
+    nothing, or if it is unclear which files belong together.
     """
     if is_url(name):
         return _of_files(name, name.split(","), config)
@@ -152,7 +151,7 @@ def find(name: str, config: str = "") -> LocalTexts:
             _require_no_config(name, config)
             return LocalTexts(name, str(path), _saved_splits(path), is_saved=True)
     if os.path.isdir(path):  # noqa: PTH112
-        # Absolute: a folder that is called json is not the library's builder of that name.
+        # Absolute, as the library takes the bare name json for its builder.
         return _of_folder(name, path.absolute(), config)
     found = matching(name)
     if not found:
@@ -164,7 +163,7 @@ def find(name: str, config: str = "") -> LocalTexts:
 
 
 def matching(pattern: str) -> list[str]:
-    """Find the files of a name or a pattern, sorted; a file's name is never taken as a pattern."""
+    """Find the files of a name or pattern, sorted; an existing file's name is never a pattern."""
     path = str(Path(pattern).expanduser())
     if os.path.isfile(path):  # noqa: PTH113 - it never raises
         return [path]
@@ -172,13 +171,13 @@ def matching(pattern: str) -> list[str]:
 
 
 def shown(files: Sequence[str]) -> str:
-    """Name a few of many files."""
+    """Return the number of files and the names of a few."""
     more = f", ... {files[-1]}" if len(files) > SHOWN else ""
     return f"{_count(files)}: {', '.join(files[: SHOWN - bool(more)])}{more}"
 
 
 def text_files(folder: Path) -> Iterator[str]:
-    """Find the files of a folder that can be read as texts; hidden ones are none of them."""
+    """Find all files below a folder that can be read as texts, except hidden ones."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(one for one in folders if not one.startswith((".", "__")))
         for name in sorted(names):
@@ -187,7 +186,7 @@ def text_files(folder: Path) -> Iterator[str]:
 
 
 def kind_of(path: str) -> str:
-    """Tell by the ending which builder reads a file; empty where none does."""
+    """Return which builder reads a file, by its ending; empty if none does."""
     endings = [end for end in PurePosixPath(path).suffixes if end not in COMPRESSED]
     return BUILDERS.get(endings[-1].lower(), "") if endings else ""
 
@@ -205,7 +204,7 @@ def _require_no_config(name: str, config: str) -> None:
 
 
 def _of_files(name: str, paths: Sequence[str], config: str) -> LocalTexts:
-    """Take files that are named as one split. Raises RequestError for files of several kinds."""
+    """Take the named files as one split. Raises RequestError for files of several kinds."""
     _require_no_config(name, config)
     known: dict[str, list[str]] = {}
     for path in paths:
@@ -225,7 +224,7 @@ def _of_files(name: str, paths: Sequence[str], config: str) -> LocalTexts:
 
 
 def _require_one_split(name: str, files: Iterable[str]) -> None:
-    """Refuse files that are named for training together with others that are held out."""
+    """Refuse files that are named for training together with files named for held-out splits."""
     files = [file if is_url(file) else str(Path(file).absolute()) for file in files]
     begin = os.path.commonprefix(files).rfind("/") + 1  # noqa: RUF071 - of URLs too
     first: dict[bool, str] = {}
@@ -268,7 +267,7 @@ def _of_folder(name: str, folder: Path, config: str) -> LocalTexts:
     kinds = {kind_of(path) for path in every}
     if has_card or kinds - set(BUILDERS.values()) or len(kinds) > 1:
         return LocalTexts(name, str(folder), splits, config)
-    # The library's paths begin with the folder, or in earlier releases with what it is a link to.
+    # The library's paths begin with the folder or, in earlier releases, with its link's target.
     roots = dict.fromkeys((folder, folder.resolve()))
     left_out = tuple(
         path
@@ -282,7 +281,7 @@ def _named(folder: Path, config: str) -> dict[str, tuple[str, ...]]:
     """Let the library find the splits of a folder. Raises what it raises."""
     builder = datasets_library(READ_BY).load_dataset_builder(str(folder), config or None)
     return {
-        # A name that matches two of the library's patterns is listed twice; each is read once.
+        # A file that matches two of the library's patterns is listed twice, but read once.
         str(split): tuple(dict.fromkeys(map(str, files)))
         for split, files in (builder.config.data_files or {}).items()
         if files
@@ -290,10 +289,10 @@ def _named(folder: Path, config: str) -> dict[str, tuple[str, ...]]:
 
 
 def _unnamed(folder: Path, texts: Sequence[str], config: str) -> dict[str, tuple[str, ...]]:
-    """Find the files of a folder whose names tell no split; none if some do.
+    """Find the files of a folder if no file's name names a split; else return none.
 
-    As the library would, but in one look instead of 25: its patterns for each word of each split
-    take a minute in a folder of many files. `texts` are paths below the folder.
+    The library would find the same, but by 25 searches instead of one: its patterns for each word
+    of each split take a minute in a folder of many files. `texts` are paths below the folder.
     """
     datasets = datasets_library(READ_BY)
     words = [word for those in datasets.data_files.SPLIT_KEYWORDS.values() for word in those]
@@ -313,7 +312,7 @@ def _lists_configs(card: Path) -> bool:
 
 
 def _refused(name: str, folder: Path, config: str, error: Exception) -> RequestError:
-    """Say why the library does not open a folder."""
+    """Make the error that says why the library does not open a folder."""
     datasets = datasets_library(READ_BY)
     try:
         there = list(datasets.get_dataset_config_names(str(folder)))
@@ -333,7 +332,7 @@ def _refused(name: str, folder: Path, config: str, error: Exception) -> RequestE
 
 
 def _saved_splits(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Read which files a set on disk has, by split. Raises RequestError for one that is broken."""
+    """Read a set on disk's files by split. Raises RequestError if the set is broken."""
     listing = folder / "dataset_dict.json"
     if not listing.is_file():
         return dict([_saved_files(folder)])
@@ -349,7 +348,7 @@ def _saved_files(folder: Path) -> tuple[str, tuple[str, ...]]:
     try:
         state = json.loads(path.read_text())
         files = tuple(str(folder / file["filename"]) for file in state["_data_files"])
-        # Of a part that stands there in the place of a name, as train[:10%]; of several with +.
+        # Instead of a name there may be a part, such as train[:10%], or several joined by +.
         parts = str(state.get("_split") or TRAIN).split("+")
         names = {part.partition("[")[0].strip() for part in parts}
         return names.pop() if len(names) == 1 else TRAIN, files

@@ -1,4 +1,4 @@
-"""Files in .zst, read to their end or refused: the libraries' own reader takes a part as whole."""
+"""Read .zst files to their end or refuse them: the libraries' reader accepts truncated files."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 AT_ONCE = 2**17
-"""Bytes of a file that are unpacked at once."""
+"""Bytes of a file that are unpacked at a time."""
 CUT_OFF = "Compressed file ended before the end-of-stream marker was reached"
-"""What is said of .gz, .bz2 and .xz that are cut off, too."""
+"""The message that Python has for truncated .gz, .bz2 and .xz files, too."""
 
 
 class ZstFile(io.RawIOBase):
-    """What is in a file of one frame or several. Raises EOFError where it ends within one."""
+    """The unpacked content of a file of one or more frames. Raises EOFError if it ends in one."""
 
     def __init__(self, file: Any) -> None:
         self._file, self._unpacked, self._at = file, b"", 0
         self._frame: Any = None
-        """The frame that is not read to its end."""
+        """The frame that has not been read to its end."""
 
     def readable(self) -> bool:
         return True
@@ -50,9 +50,9 @@ class ZstFile(io.RawIOBase):
 
 
 def read_zst_whole() -> None:
-    """Have the library datasets read .zst so, in streams (by fsspec) and where it unpacks files."""
+    """Make datasets read .zst by ZstFile, in streams (through fsspec) and when unpacking files."""
     if not importlib.util.find_spec("zstandard"):
-        return  # the library says so where it is needed
+        return  # the library reports that when it needs it
     from datasets.utils.extract import ZstdExtractor
     from fsspec.compression import register_compression
 

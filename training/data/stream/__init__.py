@@ -1,1 +1,1 @@
-"""A stream of documents, local or remote, as what one rank reads."""
+"""Streams of documents, local or remote, and the feed that one rank reads from them."""

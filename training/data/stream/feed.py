@@ -1,13 +1,14 @@
-"""A stream as what one rank reads: its lanes' rows, batch by batch.
+"""One rank's feed of a stream: the rows of its lanes, batch by batch.
 
-Words: a lane gives one sequence to every step, so there are as many lanes as a step has sequences,
-over all ranks and batches of it. Lane k has its own part of the documents, in shards (the files of
-a set): its own shards where there are at least as many as lanes, else every n-th document of one
-that n lanes share. A block is a run of a lane's documents that are shuffled among themselves. So
-what is read in which order follows from the set, the seed and the number of lanes alone.
+Terms: a lane gives one sequence to every step, so there are as many lanes as a step has sequences
+over all its ranks and batches. Lane k has its own part of the documents, which come in shards (the
+files of a set): its own shards if there are at least as many as lanes, else every n-th document of
+a shard that n lanes share. A block is a run of shuffle_buffer documents of a lane, which are
+shuffled among themselves. So the order depends only on the set, the seed, shuffle_buffer and the
+number of lanes.
 
-The documents of a lane make one line of tokens that is cut into rows. A row has l + 1 tokens, and
-shares one with the next, so each token but the first is a target once.
+A lane's documents are concatenated and cut into rows. A row has l + 1 tokens and shares one with
+the next, so each token except the first is a target once.
 
 Shapes: l sequence length, n tokens of a document, r rows that are read at once.
 """
@@ -42,8 +43,8 @@ log = logging.getLogger(__name__)
 class LanePlace:
     """Where a lane stands: at a token of a document of a block.
 
-    shard, document: where the block begins, the shard by its number in the lane's order. index: of
-    the document in the block's shuffled order. token: of the last token that was read.
+    shard, document: where the block begins, with the shard's number in the lane's order. index: the
+    document's number in the block's shuffled order. token: number of the last token that was read.
     """
 
     epoch: int = 0
@@ -56,7 +57,7 @@ class LanePlace:
 
 @dataclass(frozen=True)
 class StreamReading:
-    """What all lanes have in common; the settings are those of training.config.config."""
+    """What all lanes have in common; the settings are those in training.config.config."""
 
     shards: Shards
     encoder: Encoder
@@ -68,7 +69,7 @@ class StreamReading:
 
 
 class Row(NamedTuple):
-    """Tokens of a lane, (l + 1,) or less, and where the documents that they are of end in them."""
+    """Tokens of a lane, (l + 1,) or fewer, and where documents end, counted from the first one."""
 
     ids: Ids
     ends: Sequence[int]
@@ -78,24 +79,24 @@ NO_ROW = Row(np.empty(0, np.int64), ())
 
 
 class StreamLane:
-    """Lane `number`, from a place on. Raises TrainingError where it has no documents."""
+    """Lane `number`, from a place on. Raises TrainingError if it has no documents."""
 
     def __init__(self, reading: StreamReading, number: int, place: LanePlace) -> None:
         self._reading, self._number = reading, number
-        self._pieces: deque[tuple[LanePlace, Ids]] = deque()  # what is not read yet, (n,) each
+        self._pieces: deque[tuple[LanePlace, Ids]] = deque()  # not read yet, (n,) each
         self._source = self._documents(place)
         shards = reading.shards.count
         self._shards = range(number % shards, shards, reading.lanes)
         self._sharing = range(number % shards, reading.lanes, shards)
-        """The lanes that read the same shards, each its own documents of them."""
+        """The lanes that read the same shards, each its own documents in them."""
 
     @property
     def place(self) -> LanePlace | None:
-        """Where to begin again, once something was read."""
+        """Where to resume; None if nothing was read."""
         return self._pieces[0][0] if self._pieces else None
 
     def next_row(self) -> Row:
-        """Read the next l + 1 tokens; fewer, and at last one or none, where the last epoch ends."""
+        """Read the next l + 1 tokens; fewer, and finally one or none, as the last epoch ends."""
         wanted = self._reading.seq_length + 1
         while sum(len(ids) for _, ids in self._pieces) < wanted:
             piece = next(self._source, None)
@@ -105,7 +106,7 @@ class StreamLane:
         if not self._pieces:
             return Row(np.zeros(0, np.int32), [])
         ends = list(accumulate(len(ids) for _, ids in self._pieces))
-        # Cut first: the rest of a long document is not to be copied for each of its rows.
+        # Cut before concatenating, so that a long document's rest is not copied for every row.
         begins = [0, *ends[:-1]]
         pieces = zip(begins, self._pieces, strict=True)
         row = np.concatenate([ids[: wanted - at] for at, (_, ids) in pieces])  # (l + 1,)
@@ -119,7 +120,7 @@ class StreamLane:
         self._pieces[0] = (replace(place, token=place.token + tokens), ids[tokens:])
 
     def _documents(self, begin: LanePlace) -> Iterator[tuple[LanePlace, Ids]]:
-        """Give the tokens of all documents from a place on, with the place of the first of them."""
+        """Yield the tokens of each document from a place on, with the place of the first token."""
         epochs = self._reading.epochs
         for epoch in range(begin.epoch, epochs) if epochs else count(begin.epoch):
             start = begin if epoch == begin.epoch else LanePlace(epoch)
@@ -160,9 +161,9 @@ class StreamLane:
     def _texts(
         self, order: Sequence[int], at: int, document: int
     ) -> Iterator[tuple[str, int, int]]:
-        """Read this lane's documents: text, shard by its number in `order`, number in the shard.
+        """Yield this lane's documents: text, number of the shard in `order`, number in the shard.
 
-        After a fault that may pass the shard is opened again, and what was read is passed over.
+        After a fault that may pass, the shard is opened again, and what was read is skipped.
         """
         shards, sharing = self._reading.shards, self._sharing
         mine, backoff = sharing.index(self._number), shards.backoff()
@@ -181,9 +182,9 @@ class StreamLane:
 
 
 def open_shards(config: Config, setting: str) -> Shards:
-    """Find what a stream reads: to train on, or for dataset_path's held-out counterpart.
+    """Find the shards of a stream, for a setting of dataset_path or eval_dataset_path.
 
-    Raises RequestError, also for a first document that cannot be read.
+    Raises RequestError, also if the first document cannot be read.
     """
     data, training = config.data, setting == "dataset_path"
     name = getattr(data, setting).removeprefix(STREAM)
@@ -206,7 +207,7 @@ def open_shards(config: Config, setting: str) -> Shards:
 
 
 def stream_of(config: Config, setting: str, shards: Shards, rank: int, world_size: int) -> Stream:
-    """Make a rank's stream; one of held-out data is read in order and once.
+    """Make a rank's stream; held-out data is read in order and once.
 
     Raises RequestError for a tokenizer that cannot be opened.
     """
@@ -247,7 +248,7 @@ def _tokenizer(name: str) -> Tokenizer:
 class Stream:
     """A rank's lanes, a DataFeed (see training.data.base).
 
-    With `epochs`, a lane that has come to its end before others gives rows without targets.
+    With `epochs`, a lane that ends before others gives rows without targets.
     """
 
     documents, knows_documents = False, True
@@ -276,7 +277,7 @@ class Stream:
         ]
         ended = [*facts, f"{tokenizer.eos}"]
         self.fingerprint = _digest(f"stream {shards.fingerprint}", *ended)
-        # Checkpoints of earlier versions do not tell the files' sizes, or what ends a text.
+        # Fingerprints of earlier versions do not cover the files' sizes, or the end of text.
         self._earlier = {_digest(f"stream {shards.names}", *some) for some in (facts, ended)}
         self.notes: Sequence[str] = [f"WARNING: {warning}" for warning in tokenizer.warnings]
         if shards.count < reading.lanes:
@@ -325,7 +326,7 @@ class Stream:
         self.position, self._places, self._open = 0, {}, {}
 
     def state(self, gather: Gather) -> dict[str, Any]:
-        """Tell where every lane of every rank stands, for a checkpoint (a collective call)."""
+        """Return where every lane of every rank stands, for a checkpoint (a collective call)."""
         mine = {
             number: astuple(place)
             for number, place in self._places.items()
@@ -341,10 +342,10 @@ class Stream:
         }
 
     def resume(self, state: dict[str, Any]) -> str | None:
-        """Go on where a checkpoint stood.
+        """Continue where a checkpoint stood, or return why not, and what is read instead.
 
-        With another number of lanes the documents are divided otherwise: then the epoch that was
-        under way begins again, in an order of its own.
+        Another number of lanes divides the documents differently: then the epoch that was under way
+        begins again, in another order.
         """
         if state["fingerprint"] not in {self.fingerprint, *self._earlier}:
             return OTHER_DATA
@@ -370,7 +371,7 @@ def _digest(*facts: str) -> str:
 
 
 def _sample(row: Row, length: int) -> Sample:
-    """Make a sample (l,) of l + 1 tokens; of fewer, with nothing to predict after the last."""
+    """Make a sample (l,) of l + 1 tokens; of fewer, one with nothing to predict after the last."""
     ids = row.ids  # (l + 1,) or less
     inputs = np.zeros(length, np.int64)  # (l,)
     targets = np.full(length, IGNORED, np.int64)  # (l,)

@@ -1,4 +1,4 @@
-"""The documents of a stream by shard, through the library datasets; a shard is read from its start.
+"""Read a stream's documents by shard, through the library datasets, each shard from its start.
 
 Code that comes with a set is never run. Faults of the network are waited out for a while.
 """
@@ -38,25 +38,25 @@ LONGEST_WAIT = 60.0
 LASTING_FAULTS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 PASSING_FAULTS = (OSError, asyncio.TimeoutError)
 CUT_OFF = (zlib.error, EOFError, gzip.BadGzipFile)
-"""A compressed file that a lost connection may have cut off; of one on a disk this lasts."""
+"""Errors of a truncated compressed file: a lost connection may be the cause; on disk they last."""
 NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "requests", "urllib3"}
-"""Libraries whose errors are the network's; not all of them are OSErrors."""
+"""Libraries whose errors mean network faults; not all of the errors are OSErrors."""
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 DOCUMENTS_AT_ONCE = 256
-"""Documents that are taken from the library at once."""
+"""Documents that are requested from the library at once."""
 SHARDS_ON_DISK = 1024
-"""Runs of documents that a set on disk is divided into, if it has so many documents."""
+"""Runs of documents that a set on disk is divided into, if it has that many documents."""
 
 
 @dataclass
 class Backoff:
-    """Waits after each of some faults in a row, twice as long as before, and then gives up.
+    """Waits after each fault in a row, twice as long as before, and gives up after `retries`.
 
-    is_on_disk: what is read are files of this machine.
+    is_on_disk: whether the files are on this machine's disk.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Backoff:
     faults: int = field(default=0, init=False)
 
     def wait(self, error: Exception, where: str) -> None:
-        """Wait. Raises TrainingError for what does not pass, or has come too often in a row."""
+        """Wait. Raises TrainingError for a fault that will not pass, or one too many in a row."""
         reason = reason_of(error)
         if not is_passing(error, is_on_disk=self.is_on_disk):
             raise TrainingError(f"{self.name}: {where} cannot be read: {reason}", local=True)
@@ -85,12 +85,12 @@ class Backoff:
         time.sleep(seconds)
 
     def progress(self) -> None:
-        """Note that something was read: the next fault is the first in a row again."""
+        """Note that something was read, so that the next fault is the first in a row again."""
         self.faults = 0
 
 
 def is_passing(error: BaseException, *, is_on_disk: bool = False) -> bool:
-    """Whether trying again may help: for faults of the network and the disk, not of the data."""
+    """Return whether a retry may help: for faults of the network and the disk, not of the data."""
     chain = list(causes(error))
     lasting = (*LASTING_FAULTS, *CUT_OFF) if is_on_disk else LASTING_FAULTS
     if any(isinstance(cause, lasting) for cause in chain):
@@ -103,15 +103,15 @@ def is_passing(error: BaseException, *, is_on_disk: bool = False) -> bool:
 
 
 class Shards:
-    """What a name stands for: a set of the hub, local texts, or files at URLs (commas between).
+    """The shards of a set of the hub, local texts, or files at URLs (separated by commas).
 
-    `local` has the files by split, None for a set of the hub. Of a set on disk, whose documents are
-    found by their number, a shard is a run of documents; else it is a file. `fingerprint` tells the
-    same name, parts and files, local ones by their sizes too; `names` does not look at sizes. With
-    `held_out`, local texts that have no splits, which are called train then, serve as validation.
-    It can be pickled: the copy looks for no files, and opens those that it reads. Raises
-    RequestError where nothing is there, the split is not, or the library or one that it needs for
-    URLs is missing.
+    `local` has the files by split, None for a set of the hub. In a set on disk, whose documents can
+    be looked up by number, a shard is a run of documents; elsewhere it is a file. `names`
+    identifies the files by name (a set of the hub by its own name), configuration, split and number
+    of shards; `fingerprint` adds the sizes of local files. With `held_out`, local texts without
+    splits, whose only split is `train`, serve as validation. Shards can be pickled: the copy looks
+    for no files, and opens those that it reads. Raises RequestError if nothing is there, or if the
+    split, the library, or another library that it needs for URLs is missing.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Shards:
         self._groups: dict[int, Any] = {}
         names = [file.rpartition("/")[2] for file in self._files]
         if self.is_saved:
-            # Sent to another process, the library's own set would have all its files opened there.
+            # The library's own set would open all its files in each process that it is sent to.
             self._set = self.tried(lambda: ArrowFiles([Path(file) for file in self._files]))
             if not len(self._set):  # earlier releases of datasets save a file without rows
                 raise RequestError(f"{name}: split {split!r} has no rows; give another set")
@@ -151,11 +151,11 @@ class Shards:
 
     @property
     def files(self) -> Sequence[str]:
-        """The files of the split; none of a set of the hub, of which they are not known."""
+        """The files of the split; none for a set of the hub, whose files are not known."""
         return self._files
 
     def described(self) -> list[str]:
-        """Say what is read, and what the user may not expect of it."""
+        """Describe what is read, and list what users may not expect of it."""
         if not self.local:
             return [f"split {self.split!r} of {self.name}"]
         warnings = [f"WARNING: {warning}" for warning in self.local.warnings(self.split)]
@@ -164,7 +164,7 @@ class Shards:
         return [self.local.described(self.split) + rest, *warnings]
 
     def is_here(self) -> bool:
-        """Tell whether the files are on this machine too, by one; at URLs they are."""
+        """Return whether this machine has the files too, judged by one; files at URLs count."""
         return not self._files or is_url(self._files[0]) or Path(self._files[0]).is_file()
 
     def backoff(self) -> Backoff:
@@ -178,7 +178,7 @@ class Shards:
         return f"shard {shard + 1:,} of {self.count:,}"
 
     def read(self, shard: int, first: int) -> Iterator[str]:
-        """Read a shard's documents from number `first` on; what comes before is passed over.
+        """Yield a shard's documents from number `first` on; those before it are skipped.
 
         Raises TrainingError for a document without text, and whatever the libraries raise.
         """
@@ -211,13 +211,13 @@ class Shards:
         return found
 
     def _own(self, shard: int) -> Any:
-        """Make a set of a shard alone."""
+        """Make a set of one shard alone."""
         if not hasattr(self._set, "shard"):  # earlier releases of datasets
             from datasets.distributed import split_dataset_by_node
 
-            # As many nodes as shards: each has one.
+            # With as many nodes as shards, each has one.
             return split_dataset_by_node(self._set, rank=shard, world_size=self.count)
-        # The library divides the whole list of files for each part, so it is divided twice.
+        # The library divides the whole list of files for each part, so divide it in two stages.
         groups = math.isqrt(self.count)
         number, place = shard % groups, shard // groups
         if number not in self._groups:
@@ -265,7 +265,7 @@ class Shards:
         )
 
     def tried(self, work: Callable[[], T]) -> T:
-        """Do what opens the stream, again after faults that may pass. Raises RequestError."""
+        """Open something, and retry after faults that may pass. Raises RequestError."""
         backoff = self.backoff()
         while True:
             try:
@@ -282,19 +282,19 @@ class Shards:
 
 
 def _sizes(files: Sequence[str]) -> list[int]:
-    """Bytes of each file on this machine; none of those at URLs."""
+    """Return the bytes of each file on this machine, leaving out those at URLs."""
     return [Path(file).stat().st_size for file in files if not is_url(file)]
 
 
 def find_local(name: str, config: str) -> LocalTexts | None:
-    """Find what is local or at URLs; None for a set of the hub. Raises RequestError."""
+    """Find texts that are local or at URLs; None for a set of the hub. Raises RequestError."""
     _library()
     return find(name, config) if is_local(name) else None
 
 
 def _library() -> Any:
     datasets = datasets_library("streams are read")
-    # Whether and when to try again is decided here, by stream_retries.
+    # Backoff does the retries here, by stream_retries.
     config: Any = datasets.config
     config.STREAMING_READ_MAX_RETRIES = config.STREAMING_OPEN_MAX_RETRIES = 1
     config.STREAMING_READ_RETRY_INTERVAL = config.STREAMING_OPEN_RETRY_INTERVAL = 0

@@ -82,7 +82,7 @@ SOURCE_FLAGS = (
     ),
     Flag("dryrun", boolean, False, "take 8192 texts only, shuffled with seed 42"),
 )
-"""What texts are read, and how they are tokenized: those of training.data.pack too."""
+"""Which texts are read and how they are tokenized, by training.data.pack too."""
 FLAGS = (
     *SOURCE_FLAGS,
     Flag("seq_len", _at_least_one, DataConfig.seq_length, "tokens of a row"),
@@ -120,7 +120,7 @@ def make_set(given: dict[str, Any]) -> None:
 
 
 def target_of(given: dict[str, Any]) -> Path:
-    """Give where to write. Raises RequestError for flags that must be given."""
+    """Return where to write. Raises RequestError for required flags that are missing."""
     absent = [name for name in ("dataset", "save_path") if given[name] is None]
     if absent:
         raise RequestError.of([f"--{name}: must be given" for name in absent])
@@ -140,8 +140,8 @@ def processes_of(given: dict[str, Any]) -> int:
 def open_job(
     given: dict[str, Any], tokenizer: Tokenizer, target: Path, *, seq_len: int = 0, layout: str = ""
 ) -> Job:
-    """Find the texts that SOURCE_FLAGS ask for. Raises RequestError."""
-    # A process is a thread: the parts are many, and threads within them would be in the way.
+    """Make a job of the texts that SOURCE_FLAGS ask for. Raises RequestError."""
+    # One thread per process: there are many parts, and threads within them would get in the way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _quiet()
     append_eos = given["append_eos"]
@@ -163,16 +163,16 @@ def open_job(
 
 
 def _quiet() -> None:
-    """Leave the lines to this program, but for the reading of texts, which may take long."""
+    """Keep libraries from printing, except progress in reading texts, which may take long."""
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # it tells each time that it tries again
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # else it reports every retry
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def main(work: Callable[[Sequence[str]], None] = tokenize) -> int:
-    """Do what the command line asks for; the exit code."""
+    """Do what the command line asks for; return the exit code."""
     return run_command(work, sys.argv[1:], "stopped; the same command goes on from here")
 
 

@@ -1,4 +1,4 @@
-"""The set on disk: files of rows as the library datasets reads them (`load_from_disk`)."""
+"""The set on disk: files of rows that the library datasets can read (`load_from_disk`)."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from training.errors import writing
 
 IDS, LABELS = "input_ids", "labels"
 METADATA = "sqshforge.json"
-"""Written by training.data.tokenize beside the rows; says how large the vocabulary is."""
+"""Written by training.data.tokenize beside the rows; states the size of the vocabulary."""
 DOCUMENTS, END = "documents.ends", np.dtype("<i8")
-"""Beside the rows: where each document ends, in tokens of all rows in a line, rising."""
+"""Beside the rows: where each document ends, counted in tokens over all rows, ascending."""
 
 FILE_TOKENS, BATCH_TOKENS = 2**26, 2**20
-"""Tokens of one file (512 MiB with the labels) and of one record batch in it."""
+"""Tokens per file (512 MiB with the labels) and per record batch in it."""
 WIDTH = 4
-"""Bytes of a token in a file of tokens: int32."""
-# The older name of a list: releases of datasets before 4 and from 4 on read it alike.
+"""Bytes per token in a file of tokens: int32."""
+# The older name of a list type: releases of datasets before 4 and from 4 on both read it.
 LIST = {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "Sequence"}
 FEATURES = {IDS: LIST, LABELS: LIST}
 
 
 HALF = ".half"
-"""How the name of a file ends that is being written, or that a killed process left."""
+"""Suffix of a file that is being written, or that a killed process left."""
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that is there completely or not at all. Raises TrainingError."""
+    """Write a file that appears completely or not at all. Raises TrainingError."""
     half = path.with_name(f"{path.name}.{os.getpid()}{HALF}")
     with writing(path):
         try:
@@ -52,7 +52,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 
 class Line:
-    """The tokens of all shards in a row, read from their files."""
+    """The concatenated tokens of all shards, read from their files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
@@ -75,7 +75,7 @@ class Line:
 
 
 def file_names(tokens: int, seq_len: int) -> list[str]:
-    """Name the files that hold the blocks of so many tokens."""
+    """Return the names of the files that hold the blocks of that many tokens."""
     count = -(-(tokens // seq_len) // rows_of_a_file(seq_len))
     return [f"data-{number:05}-of-{count:05}.arrow" for number in range(count)]
 
@@ -85,7 +85,7 @@ def rows_of_a_file(seq_len: int) -> int:
 
 
 def write_rows(line: Line, path: Path, number: int, seq_len: int) -> int:
-    """Write the blocks of one file; the labels are a copy of the ids. Gives how many tokens."""
+    """Write the blocks of one file, with the ids as labels; return the number of tokens."""
     import pyarrow as pa
 
     first = number * rows_of_a_file(seq_len)
@@ -105,7 +105,7 @@ def write_rows(line: Line, path: Path, number: int, seq_len: int) -> int:
 
 
 def write_documents(folder: Path, line: Line, ends: Sequence[Path]) -> None:
-    """Write DOCUMENTS, of where documents end in the tokens of each shard."""
+    """Write DOCUMENTS from `ends`, the files of where each shard's documents end."""
     before = 0
     with whole(folder / DOCUMENTS) as file:
         for path, count in zip(ends, line.counts, strict=True):
@@ -114,7 +114,7 @@ def write_documents(folder: Path, line: Line, ends: Sequence[Path]) -> None:
 
 
 def describe(folder: Path, line: Line, seq_len: int, request: str, about: dict[str, Any]) -> None:
-    """Write what makes the files a set; METADATA comes last. The request is what it was made of."""
+    """Write what makes the files a set, METADATA last. request: what the set was made of."""
     names = file_names(len(line), seq_len)
     fingerprint = hashlib.blake2b(f"{request} {line.counts}".encode(), digest_size=8).hexdigest()
     state: dict[str, Any] = {

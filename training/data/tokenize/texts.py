@@ -1,8 +1,8 @@
-r"""The documents that are tokenized: local files, a set on disk, or a set of the hub.
+r"""The documents to tokenize: local files, a set on disk, or a set of the hub.
 
 All are read through the library datasets, which keeps them as memory-mapped files in its cache
-(HF_HOME), so a document is found by its number. It reads \r\n in .txt files as \n. Code that comes
-with a set is never run.
+(HF_HOME), so documents can be looked up by number. It reads \r\n in .txt files as \n. Code that
+comes with a set is never run.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from training.errors import RequestError, TrainingError
 
 SAMPLES_BY = ("document", "paragraph", "line")
 LARGEST_TEXT = 2**31 - 1
-"""Bytes of one text, the most that arrow's strings hold."""
+"""The most bytes that a text can have in arrow's strings."""
 DRYRUN, DRYRUN_SEED = 8192, 42
 LEAST_SHARD, MOST_SHARD, SHARDS = 2**18, 2**23, 256
-"""Bytes of a shard: a 256th of all, between 256 KiB and 8 MiB."""
+"""Bytes per shard: a 256th of all, between 256 KiB and 8 MiB."""
 AT_ONCE = 10_000
 """Documents whose lengths are looked up at once."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Documents by number. Small when it is sent to another process: the text stays on disk.
+    """Documents by number; cheap to send to another process, as the text stays on disk.
 
-    sizes (documents,): bytes of each in UTF-8, int64. content: another one once the texts are
-    changed, which the lengths may not show: the library's own fingerprint, of a set on disk by what
-    it was made of, of files by their paths and times, of a set of the hub by its revision.
+    sizes (documents,): bytes of each in UTF-8, int64. content: the library's own fingerprint, which
+    changes with the texts even if their lengths do not. It depends on what a set on disk was made
+    of, on the paths and times of files, and on the revision of a set of the hub.
     """
 
     dataset: Any
@@ -54,13 +54,13 @@ class Texts:
 
     @property
     def fingerprint(self) -> str:
-        """The same for texts of the same lengths in the same order, wherever they lie."""
+        """Identical for texts of the same lengths in the same order, wherever they are."""
         return hashlib.blake2b(self.sizes.tobytes(), digest_size=16).hexdigest()
 
     def read(self, first: int, end: int) -> list[str]:
-        """Read the documents first ... end - 1; a missing one is empty.
+        """Read documents first ... end - 1; a missing text is empty.
 
-        Raises RequestError for one that is not in UTF-8, which JSON's reader does not look at.
+        Raises RequestError for a text that is not in UTF-8, which the JSON reader does not check.
         """
         column = self.dataset[first:end].column(self.column)
         try:
@@ -69,7 +69,7 @@ class Texts:
             raise self._fault(column, first) from error
 
     def _fault(self, column: Any, first: int) -> RequestError:
-        """Say which document of a column, whose first is number `first`, is not in UTF-8."""
+        """Make the error for the document of a column, from number `first` on, not in UTF-8."""
         for number, text in enumerate(column, first + 1):
             try:
                 text.as_py()
@@ -82,7 +82,7 @@ class Texts:
         raise AssertionError("every text is in UTF-8")
 
     def shards(self) -> list[tuple[int, int]]:
-        """Divide the documents into runs (first, end); nothing but the lengths decides."""
+        """Divide the documents into runs (first, end), which depend only on the lengths."""
         size = min(MOST_SHARD, max(LEAST_SHARD, int(self.sizes.sum()) // SHARDS))
         begins = self.sizes.cumsum() - self.sizes  # (documents,)
         edges = np.flatnonzero(np.diff(begins // size)) + 1  # (shards - 1,)
@@ -98,9 +98,9 @@ def open_texts(
     sample_by: str = "document",
     dryrun: bool = False,
 ) -> Texts:
-    """Find the documents of a source; with dryrun, the 8192 that the known scripts take.
+    """Open the documents of a source; with dryrun, the 8192 that the known scripts take.
 
-    Raises RequestError if the source, its column or its text is not there.
+    Raises RequestError if the source or its column is missing, or there is no text.
     """
     dataset = _load(name, config, split, column, sample_by)
     if column not in dataset.column_names:
@@ -121,7 +121,7 @@ def open_texts(
 
 
 def _sizes(dataset: Any, column: str) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Look up the lengths alone, which takes no reading of the text."""
+    """Yield the lengths, batch by batch, without reading the text."""
     import pyarrow.compute as pc
 
     for table in dataset.iter(batch_size=AT_ONCE):
@@ -206,7 +206,7 @@ class _reporting:  # noqa: N801, used as a phrase: with _reporting(name)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that it was raised for."""
+    """Yield an error, then the chain of its causes."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -214,15 +214,15 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _file_of(error: BaseException) -> str:
-    """Find the file that the library was reading, by the state of its generator; empty if none."""
+    """Find the file that the library was reading, in its generator's state; empty if none."""
     for cause in causes(error):
         for frame, _ in traceback.walk_tb(cause.__traceback__):
-            # It has ended by the error, or waits while what it gave is looked at.
+            # The generator ended with the error, or is suspended while its result is processed.
             waiting = (one.gi_frame for one in frame.f_locals.values() if inspect.isgenerator(one))
             for state in (frame, *waiting):
                 if state is not None and state.f_code.co_name == "_generate_tables":
                     file = state.f_locals.get("file")
-                    # What was unpacked to be read knows what it was.
+                    # A file that was unpacked for reading knows the original.
                     origin = getattr(file, "get_origin", lambda file=file: file)()
                     if isinstance(origin, str):
                         return origin
@@ -230,9 +230,9 @@ def _file_of(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Say in one line what is at the bottom of an error."""
+    """State the root cause of an error in one line."""
     last = list(causes(error))[-1]
-    # What the library ends with where no file has a row, of known columns and of others.
+    # How the library fails if no file has a row, with known columns and with unknown ones.
     if str(last).endswith("corresponds to no data!") or isinstance(last, StopIteration):
         return "there is nothing in it; fix: give files that have texts"
     if type(last).__name__ == "CastError":

@@ -1,6 +1,7 @@
-"""From texts to token ids: a tokenizer of the library tokenizers, or bytes.
+"""Turn texts into token ids, by a tokenizer of the library tokenizers or as bytes.
 
-A tokenizer's own way to begin and end a text (a template with <s>, say) is kept, for each document.
+A tokenizer's own way to begin and end a text (such as a template with <s>) is applied to each
+document.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from training.errors import RequestError
 BYTES = "bytes"
 FILE = "tokenizer.json"
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
-"""What marks the end of a text where nothing but a tokenizer.json is there to say so."""
+"""Tokens that are taken as the end of a text if nothing beside a tokenizer.json states one."""
 PIECE = 2**20
-"""Characters that are encoded at once: a tokenizer takes some 100 bytes of memory for each."""
+"""Characters that are encoded at once: a tokenizer needs some 100 bytes of memory for each."""
 PROBE = "a"
 BEFORE = f"{PROBE}\n"
-"""Put before the later pieces of a text while they are encoded, where that makes a difference."""
+"""Put before the later pieces of a text while they are encoded, if that makes a difference."""
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 Ends = np.ndarray[Any, np.dtype[np.int64]]
@@ -36,10 +37,10 @@ Ends = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer as plain data, which other processes can be sent.
+    """A tokenizer as plain data, which can be sent to other processes.
 
-    definition: the text of a tokenizer.json, empty for bytes. longest: the tokens that its model is
-    meant for, None where nothing says so.
+    definition: the text of a tokenizer.json, empty for bytes. longest: the most tokens that its
+    model is meant for, None if that is not stated.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Tokenizer:
 
     @property
     def warnings(self) -> list[str]:
-        """List what the user may not expect of it. That bytes end no text is documented."""
+        """List what users may not expect. That bytes have no end of text is documented."""
         if self.name == BYTES or self.eos is not None:
             return []
         return [
@@ -64,9 +65,9 @@ class Tokenizer:
 
 
 def open_tokenizer(name: str) -> Tokenizer:
-    """Find a tokenizer: `bytes`, a tokenizer.json or its folder, or a name of the hub.
+    """Open a tokenizer: `bytes`, a tokenizer.json or its folder, or a name of the hub.
 
-    Raises RequestError if it is not there or cannot be read.
+    Raises RequestError if it does not exist or cannot be read.
     """
     if name == BYTES:
         return Tokenizer(BYTES, "", 256)
@@ -104,7 +105,7 @@ def _described(name: str, definition: str, stated: dict[str, Any]) -> Tokenizer:
 
 
 def _longest(name: str, stated: Any) -> int | None:
-    """Read how long a text may be; Infinity, as Python writes it, is no limit."""
+    """Read how many tokens a text may have; Infinity, as Python writes it, means no limit."""
     if stated is None or stated == math.inf:
         return None
     try:
@@ -124,10 +125,11 @@ def _made(name: str, definition: str) -> Any:
 
 
 def read_definition(name: str, definition: str) -> Any:
-    """Make a tokenizer of the text of a tokenizer.json, by whatever release of the library is here.
+    """Make a tokenizer from the text of a tokenizer.json, with any release of the library.
 
-    From 0.20 on it writes a merge as a pair of tokens, which earlier ones do not read: those get
-    the line of the two that they wrote themselves. Raises RequestError if it cannot be read.
+    From 0.20 on, the library writes a merge as a pair of tokens, which earlier releases cannot
+    read: they get it as one line, as they wrote it themselves. Raises RequestError if it cannot be
+    read.
     """
     tokenizers = library("tokenizers", f"--tokenizer: {name} is read")
     try:
@@ -148,7 +150,7 @@ def read_definition(name: str, definition: str) -> Any:
 
 
 def _with_merges_as_lines(definition: str) -> str:
-    """Give a definition as it is where its merges are no pairs that a space can be put between."""
+    """Join the pairs in merges by spaces; if that is impossible, return the definition as it is."""
     try:
         found = json.loads(definition)
         merges = found["model"]["merges"]
@@ -161,7 +163,7 @@ def _with_merges_as_lines(definition: str) -> str:
 
 
 def _stated(folder: Path) -> dict[str, Any]:
-    """Read what lies beside a tokenizer.json: its end of text and its longest text."""
+    """Read the settings beside a tokenizer.json, with its end of text and its longest text."""
     found: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         path = folder / name
@@ -174,7 +176,7 @@ def _stated(folder: Path) -> dict[str, Any]:
 
 
 def _from_hub(name: str) -> Tokenizer:
-    """Ask the hub, or its cache on this machine. Code that comes with a tokenizer is never run."""
+    """Ask the hub, or its cache on this machine. Never runs code that comes with a tokenizer."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -207,7 +209,7 @@ def _absent(name: str, error: Exception) -> RequestError:
 
 
 def frame(made: Any) -> tuple[list[int], list[int]]:
-    """Find the ids that a tokenizer of the library itself puts before and after every text."""
+    """Return the ids that a tokenizer of the library puts before and after every text."""
     plain = made.encode(PROBE, add_special_tokens=False).ids
     whole = made.encode(PROBE).ids
     for at in range(len(whole) - len(plain) + 1):
@@ -217,9 +219,10 @@ def frame(made: Any) -> tuple[list[int], list[int]]:
 
 
 def ids_before(made: Any) -> list[int]:
-    """Find the ids of BEFORE; none for a tokenizer that encodes a text like what follows a line.
+    """Return the ids of BEFORE; none if a tokenizer encodes text alike with and without it.
 
-    Those of Llama 2 and Mistral, say, put a blank before a text: not so before each of its pieces.
+    The tokenizers of Llama 2 and Mistral, for example, put a blank before a text, which must not be
+    repeated before each of its pieces.
     """
     before: list[int] = made.encode(BEFORE, add_special_tokens=False).ids
     whole: list[int] = made.encode(BEFORE + PROBE, add_special_tokens=False).ids
@@ -229,7 +232,7 @@ def ids_before(made: Any) -> list[int]:
 
 
 class Encoder:
-    """Encodes documents in one thread; each ends with eos if `append_eos`."""
+    """Encodes documents in one thread; with `append_eos`, each ends with eos."""
 
     def __init__(self, tokenizer: Tokenizer, append_eos: bool) -> None:
         self._made = _made(tokenizer.name, tokenizer.definition) if tokenizer.definition else None
@@ -240,17 +243,17 @@ class Encoder:
         self._ids_before = ids_before(self._made) if self._made else []
 
     def encode(self, texts: Sequence[str]) -> Ids:
-        """Give the ids (tokens,) of all documents in a line; empty ones leave nothing."""
+        """Return the concatenated ids (tokens,) of all documents; empty ones have none."""
         return self.encode_each(texts)[0]  # (tokens,)
 
     def encode_each(self, texts: Sequence[str]) -> tuple[Ids, Ends]:
-        """Give the same, and where in it each document ends that is not empty, (documents,)."""
+        """Return the same ids, and where each non-empty document ends in them, (documents,)."""
         if self._made is None:
             parts = [text.encode() for text in texts if text]
             ids = np.frombuffer(b"".join(parts), np.uint8).astype(np.int32)  # (tokens,)
             return ids, np.cumsum([len(part) for part in parts], dtype=np.int64)
         found_ends = array("q")
-        # The fast one leaves out where in the text each token stands; releases before 0.20 lack it.
+        # The fast one does not compute tokens' offsets in the text; releases before 0.20 lack it.
         encode = getattr(self._made, "encode_batch_fast", self._made.encode_batch)
         line = array("i")
         skip = len(self._ids_before)
@@ -265,7 +268,7 @@ class Encoder:
                     line += self._before
                 elif skip and ids[:skip] == self._ids_before:
                     ids = ids[skip:]
-                elif skip:  # its first characters are one token with the line's end
+                elif skip:  # its first characters form one token with the newline
                     ids = self._made.encode(text, add_special_tokens=False).ids
                 line.fromlist(ids)
                 if ends:
@@ -277,7 +280,7 @@ class Encoder:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[tuple[str, bool, bool]]]:
-    """Put pieces (text, begins a document, ends it) together, of about PIECE characters."""
+    """Group pieces (text, begins a document, ends it) into batches of about PIECE characters."""
     batch: list[tuple[str, bool, bool]] = []
     size = 0
     for text in texts:
@@ -295,7 +298,7 @@ def _batches(texts: Sequence[str]) -> Iterator[list[tuple[str, bool, bool]]]:
 
 
 def _cut(text: str, begin: int) -> int:
-    """Where a piece ends: with the text, else after a line, else before a space."""
+    """Return where a piece ends: with the text, else after a line, else before a space."""
     end = begin + PIECE
     if end >= len(text):
         return len(text)

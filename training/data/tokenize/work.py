@@ -1,10 +1,10 @@
-"""The work, in parts that are done once whatever happens: by shards, then by files of the set.
+"""Do the work in parts, each done once whatever happens: first shards, then files of the set.
 
-The work folder holds journal.json, which says what is made; one file of tokens, and for a set on
-disk one of where documents end, for each shard that is done; and the set as far as it is. Each file
-appears complete, so what is there is done, and a run that was killed is gone on with by asking for
-the same again. The set is moved to its place at the very end. The parts are the same for any number
-of processes, and so is every byte.
+The work folder holds journal.json, which states what is being made; for each finished shard, a file
+of tokens and, for a set on disk, a file of where documents end; and the files of the set that are
+finished. Files only appear complete, so a file that exists is finished, and the same request again
+continues a run that was killed. The set is moved to its place at the very end. The parts, and so
+all bytes, are the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from training.data.tokenize.tokenizer import Encoder, Tokenizer
 from training.errors import RequestError, TrainingError, writing
 
 PROGRESS_SECONDS = 30.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between lines if there is no terminal."""
 
 JOURNAL, JOB, SET, PLACED = "journal.json", "job.pickle", "set", "placed"
 
 
 class Progress:
-    """Counts parts of a whole; `before` of them were done by an earlier run.
+    """Counts the finished parts of a whole, `before` of which an earlier run has done.
 
-    Reported in one line that changes on a terminal, in a line now and then elsewhere.
+    Reports them in one changing line on a terminal, elsewhere in a line now and then.
     """
 
     def __init__(self, what: str, whole: int, before: int = 0) -> None:
@@ -70,7 +70,7 @@ class Progress:
             print(self._line(now - self._since), end=self._end(), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the last line on a terminal."""
+        """Let the last line stand on a terminal."""
         if self._live:
             print(file=sys.stderr, flush=True)
 
@@ -88,9 +88,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """What is made of which texts, and where: rows of seq_len tokens, or packed words of a layout.
+    """What to make of which texts, and where: rows of seq_len tokens, or packed words of a layout.
 
-    Where there is a layout, seq_len is 0 and does not count.
+    With a layout, seq_len is 0 and ignored.
     """
 
     texts: Texts
@@ -105,7 +105,7 @@ class Job:
         return work_folder(self.target)
 
     def request(self) -> dict[str, Any]:
-        """Tell what the set is, wherever its texts lie."""
+        """Return what identifies the set, wherever its texts are."""
         return {
             "text": self.texts.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
@@ -115,7 +115,7 @@ class Job:
         }
 
     def journal(self) -> dict[str, Any]:
-        """Everything that the bytes of a shard follow from: only the same goes on."""
+        """Return all that a shard's bytes depend on; work continues only if it is the same."""
         return {
             **self.request(),
             "text_column": self.texts.column,
@@ -129,11 +129,11 @@ class Job:
         return self.folder / f"shard-{number:06}.ends"
 
     def is_done(self, number: int) -> bool:
-        """Whether a shard is; packed words tell themselves where documents begin."""
+        """Return whether a shard is done; packed words need no file of where documents end."""
         return self.tokens(number).exists() and (bool(self.layout) or self.ends(number).exists())
 
     def line(self) -> Line:
-        """All tokens, once every shard is done."""
+        """Return the tokens of all shards, once every shard is done."""
         return Line([self.tokens(number) for number in range(len(self.texts.shards()))])
 
 
@@ -142,7 +142,7 @@ def work_folder(target: Path) -> Path:
 
 
 def was_placed(target: Path) -> bool:
-    """Whether a run was killed just after it had put the set in its place; what it left goes."""
+    """Return whether a run was killed just after placing the set; if so, remove what it left."""
     folder = work_folder(target)
     if not (target.exists() and (folder / PLACED).exists() and not (folder / SET).exists()):
         return False
@@ -151,9 +151,9 @@ def was_placed(target: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a work folder that nobody holds; what cannot be removed is a warning.
+    """Remove a work folder that nobody holds; if that fails, print a warning.
 
-    PLACED goes last: the next start knows by it that the set is complete.
+    PLACED goes last: it shows the next start that the set is complete.
     """
     try:
         for path in sorted(folder.iterdir(), key=lambda path: path.name == PLACED):
@@ -167,7 +167,7 @@ def _remove(folder: Path) -> None:
 
 
 def run(job: Job, processes: int) -> dict[str, Any]:
-    """Make the set; what METADATA says of it. Raises TrainingError and RequestError."""
+    """Make the set; return facts of METADATA about it. Raises TrainingError and RequestError."""
     with held(job):
         encode(job, processes)
         line = job.line()
@@ -206,15 +206,16 @@ def place(job: Job) -> None:
 
 @contextmanager
 def held(job: Job) -> Iterator[None]:
-    """Take the work folder for this run alone, new or as an earlier run of the same left it.
+    """Hold the work folder, new or left by an earlier run of the same request, for this run alone.
 
-    It is removed at the end, unless that is an error: the same request goes on from there.
+    It is removed at the end, but stays after an error, so that the same request can continue.
+    Raises RequestError if another run holds it, or if its work is that of another request.
     """
     with writing(job.folder):
         job.folder.mkdir(parents=True, exist_ok=True)
         lock = (job.folder / "lock").open("w")
     with lock:
-        # A file system without locks has none to tell; the lock only guards against a slip.
+        # A file system may have no locks; the lock only guards against a user's mistake.
         with suppress(OSError):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,7 +245,7 @@ def _check_journal(job: Job) -> None:
 
 
 def encode(job: Job, processes: int) -> None:
-    """Make the file of tokens, or of words, of each shard that is not done yet."""
+    """Make the file of tokens, or of packed words, for each shard that is not done yet."""
     shards = job.texts.shards()
     sizes = [int(job.texts.sizes[first:end].sum()) for first, end in shards]
     missing = [number for number in range(len(shards)) if not job.is_done(number)]
@@ -277,15 +278,15 @@ def _assemble(job: Job, tokens: int, processes: int) -> None:
 def _each(
     work: Callable[..., int], tasks: Sequence[tuple[Any, ...]], job: Job, processes: int
 ) -> Iterator[tuple[int, int]]:
-    """Do tasks in so many processes; give (number of the task, tokens) as they are done."""
+    """Do tasks in that many processes; yield (number of the task, tokens) as they finish."""
     processes = min(processes, len(tasks))
     if processes < 2:
         _begin(job)
         for task in tasks:
             yield task[0], work(*task)
         return
-    # By a file: what is sent to a process that is killed as it begins must fit in a pipe, or the
-    # sender waits for ever.
+    # Through a file: if a process is killed as it starts, what was sent to it must fit in a pipe,
+    # or the sender waits forever.
     with whole(job.folder / JOB) as file:
         pickle.dump(job, file)
     workers = _Workers(job.folder / JOB)
@@ -295,25 +296,25 @@ def _each(
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
         finally:
-            threads.shutdown(cancel_futures=True)  # those at work finish their part
+            threads.shutdown(cancel_futures=True)  # running tasks finish
             workers.close()
 
 
 class _Workers:
-    """A process for each thread that asks for work, with a pipe of its own.
+    """A process, with its own pipe, for each thread that asks for work.
 
-    ProcessPoolExecutor waits for ever where a process is killed while another one is started.
+    ProcessPoolExecutor waits forever if a process is killed while another is being started.
     """
 
     def __init__(self, job: Path) -> None:
         self._job = job
-        # Not forked: the libraries have threads, which a fork may stop at a bad moment.
+        # Not forked: the libraries have threads, which a fork may catch at a bad moment.
         self._spawn = multiprocessing.get_context("spawn")
         self._mine = threading.local()
         self._started: list[tuple[SpawnProcess, Connection]] = []
 
     def do(self, work: Callable[..., int], task: tuple[Any, ...]) -> int:
-        """Have a task done by this thread's process; `TrainingError` where that was killed."""
+        """Have this thread's process do a task. Raises TrainingError if the process was killed."""
         try:
             pipe = self._pipe()
             pipe.send((work, task))
@@ -339,7 +340,7 @@ class _Workers:
         return pipe
 
     def close(self) -> None:
-        """Let the processes end."""
+        """Close the pipes, and wait until the processes have ended."""
         for _, pipe in self._started:
             pipe.close()
         for process, _ in self._started:
@@ -348,7 +349,7 @@ class _Workers:
 
 
 def _serve(pipe: Connection, job: Path) -> None:
-    """Do what comes through the pipe, until that ends."""
+    """Do the tasks that come through the pipe until it is closed."""
     _begin_worker(job)
     with suppress(EOFError):
         while True:
@@ -370,8 +371,8 @@ def _begin(job: Job) -> None:
 
 
 def _begin_worker(path: Path) -> None:
-    """Begin in a process of its own, which ends when the one that started it is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it sees to that
+    """Set up a worker process, which ends when its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     leave_with_parent()
     _begin(pickle.loads(path.read_bytes()))
 
