@@ -1,1 +1,1 @@
-"""A run, described completely: its sections, flags, files and schedules. Light: no torch here."""
+"""The complete description of a run: its sections, flags, files and schedules. No torch here."""

@@ -1,8 +1,8 @@
-"""A run, described completely: frozen dataclasses, checked together.
+"""The complete description of a run: frozen dataclasses, checked together.
 
-What is wrong with one are settings that do not go together, or that nothing uses. The entry points
-turn their flags into a Config; nothing further down reads a flag. Light: no torch here, so that a
-request that cannot be is refused before any rank starts.
+The checks find settings that do not go together, or that nothing uses. The entry points turn their
+flags into a Config; nothing below them reads a flag. No torch here, so that an impossible request
+is refused before any rank starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One run; raises RequestError with all its faults when it is made."""
+    """One run. Raises RequestError with all its faults when it is made."""
 
     model: ModelConfig
     data: DataConfig
@@ -56,7 +56,7 @@ def config_faults(
     optim: OptimConfig,
     parallel: ParallelConfig,
 ) -> list[str]:
-    """List what is wrong with a configuration, each fault with the name of its setting."""
+    """List what is wrong with a configuration; each fault names its setting."""
     found = [fault for section in (data, optim, parallel, run) for fault in own_faults(section)]
     found += [
         f"{name}: must be less than 1, is {value}"
@@ -113,11 +113,11 @@ _UNHEEDED = {
     "neuron": (*FSDP_ONLY, *SMP_ONLY),
     "smp": (*NEURON_ONLY, "context_parallel"),  # what else it ignores is in its own flags
 }
-"""Backend -> the settings that it has no use for."""
+"""Backend -> the settings that it ignores."""
 
 
 def _backend_faults(sizes: Sizes, run: RunConfig, parallel: ParallelConfig) -> list[str]:
-    """List what the backend would ignore, or cannot spread."""
+    """List the settings that the backend would ignore, and why it cannot spread the model."""
     found = [
         f"{name}: backend={parallel.backend} ignores it; leave it out"
         for name in _UNHEEDED[parallel.backend]
@@ -130,7 +130,7 @@ def _backend_faults(sizes: Sizes, run: RunConfig, parallel: ParallelConfig) -> l
     if run.device == "xla":
         found.append("device: xla takes backend=neuron")
     if parallel.backend == "smp":
-        return found  # its library shares layers in a way of its own
+        return found  # its library shares layers in its own way
     degree = parallel.tensor_parallel
     return found + degrees.faults(sizes, degree, parallel.fsdp_engine, parallel.use_torch_compile)
 
@@ -144,7 +144,7 @@ STREAM_ONLY = (
 
 
 def _data_faults(data: DataConfig) -> list[str]:
-    """List settings that what is read would ignore."""
+    """List settings that would be ignored for this data, or do not go together."""
     found = []
     paths = (data.dataset_path, data.eval_dataset_path)
     if not any(path.startswith(STREAM) for path in paths):
@@ -168,7 +168,7 @@ def _data_faults(data: DataConfig) -> list[str]:
 
 
 def _memory_faults(parallel: ParallelConfig) -> list[str]:
-    """List what only says how something is traded for memory that is not traded."""
+    """List settings of memory savings that are off, or do not go together."""
     found = []
     if not parallel.fsdp_activation_checkpointing:
         found += [

@@ -1,6 +1,6 @@
 """Which degrees of tensor and context parallelism fit a model, its ranks and this torch.
 
-Light: no torch here, so that a request that cannot be is refused before any rank starts.
+No torch here, so that an impossible request is refused before any rank starts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from training.models.sizes import LlamaConfig, Mamba2Config, MambaConfig, NeoXCo
 
 
 def faults(sizes: Sizes, degree: int, engine: str, compiled: bool) -> list[str]:
-    """List why the layers of a model cannot be shared by so many ranks."""
+    """List why `degree` ranks cannot share the layers of a model."""
     if degree <= 1:
         return []
     if not isinstance(sizes, LlamaConfig | Mamba2Config | HybridConfig):
@@ -37,7 +37,7 @@ def faults(sizes: Sizes, degree: int, engine: str, compiled: bool) -> list[str]:
 
 
 def neuron_faults(sizes: Sizes, degree: int) -> list[str]:
-    """List why the Neuron backend cannot share a model out to so many ranks."""
+    """List why the Neuron backend cannot share a model out to `degree` ranks."""
     if not isinstance(sizes, Mamba2Config):
         return [f"backend: neuron has mamba2 only, not {sizes.family}"]
     if degree < 1:
@@ -55,7 +55,7 @@ def neuron_faults(sizes: Sizes, degree: int) -> list[str]:
 
 
 def context_faults(sizes: Sizes, degree: int, length: int, *, compiled: bool) -> list[str]:
-    """List why so many ranks cannot each have a piece of every sequence of a length."""
+    """List why `degree` ranks cannot each have a piece of every sequence of `length` tokens."""
     if degree <= 1:
         return []
     found = []
@@ -76,7 +76,7 @@ def context_faults(sizes: Sizes, degree: int, length: int, *, compiled: bool) ->
 
 
 def _taps(sizes: Sizes) -> int:
-    """Count the taps of a model's convolution, 0 where it has none."""
+    """Count the taps of a model's convolution; 0 if it has none."""
     return sizes.d_conv if isinstance(sizes, MambaConfig | Mamba2Config | HybridConfig) else 0
 
 
@@ -101,7 +101,7 @@ def copy_faults(ranks: int, shared: int) -> list[str]:
 
 
 def warnings(degree: int, ranks_of_node: int) -> list[str]:
-    """Tell what is possible, and slow."""
+    """Return warnings of what is possible but slow."""
     if ranks_of_node % degree == 0:
         return []
     return [
@@ -111,7 +111,7 @@ def warnings(degree: int, ranks_of_node: int) -> list[str]:
 
 
 def _shared(sizes: LlamaConfig | Mamba2Config | HybridConfig) -> list[tuple[str, str, int]]:
-    """Give what is cut: the name of the size, what it counts, its value."""
+    """List what is divided: the name of the size, what it counts, and its value."""
     if isinstance(sizes, HybridConfig):
         return _shared_of_hybrid(sizes)
     if isinstance(sizes, Mamba2Config):
@@ -127,7 +127,7 @@ def _shared(sizes: LlamaConfig | Mamba2Config | HybridConfig) -> list[tuple[str,
 
 
 def _groups(sizes: Sizes) -> int:
-    """Count the groups of Mamba-2's heads; 1, which fits all degrees, where there are no heads."""
+    """Count the groups of Mamba-2's heads; 1, which fits all degrees, if there are no heads."""
     if isinstance(sizes, Mamba2Config):
         return sizes.n_groups
     return sizes.n_groups if isinstance(sizes, HybridConfig) and MAMBA in sizes.pattern else 1

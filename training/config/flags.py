@@ -1,11 +1,11 @@
-"""Command-line flags, and a configuration made of them: what all entry points share.
+"""Command-line flags and the configuration made from them, as all entry points share them.
 
 Names are exact, values strict, and all faults are reported at once. Both `--name=value` and
-`--name value` work. A flag that is not known is an error that names the nearest one; a boolean must
-read as one, and its flag alone means true.
+`--name value` work. An unknown flag is an error that names the nearest one; a boolean must read as
+one, and its flag alone means true.
 
-No two sections have a setting of the same name, so that a name alone says which one is meant. Flags
-of other systems that are settings of ours are aliases. Light: no torch here.
+No two sections have a setting of the same name, so a name alone identifies a setting. Flags of
+other systems that stand for our settings are aliases. No torch here.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ TITLES = {
     "parallel": "parallelism and memory",
     "run": "run, checkpoints and logs",
 }
-"""Section -> what help calls it."""
+"""Section -> its title in the help."""
 NOTHING: Mapping[str, str] = {}
 LINE = 72
-"""Columns that a flag may have with its choices; with more of them, help lists them below."""
+"""The most columns that a flag has with its choices; if they need more, help lists them below."""
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: `read` turns its text into a value, or raises ValueError with what it should be."""
+    """One flag: `read` turns text into a value, or raises ValueError saying what it should be."""
 
     name: str
     read: Callable[[str], Any]
     default: Any
     help: str
     aliases: tuple[str, ...] = ()
-    listed: bool = False  # elsewhere it takes a list; here one value, and more are refused by name
-    short: str = ""  # its letter
-    choices: tuple[str, ...] = ()  # all that it may be, beside its default
+    listed: bool = False  # it takes a list elsewhere; here one value, and more are refused by name
+    short: str = ""  # its one-letter form
+    choices: tuple[str, ...] = ()  # all values that it may have, besides its default
     section: str = ""  # where help shows it
 
     @classmethod
     def of(cls, setting: Setting, section: str = "", aliases: tuple[str, ...] = ()) -> Flag:
-        """Make the flag that has a setting's own name."""
+        """Make the flag of a setting, under the setting's name."""
         about, read, default = setting.about, setting.read, setting.default
         return cls(
             *(setting.name, read, default, about.text, aliases),
@@ -76,7 +76,7 @@ class Flag:
 
     @property
     def kind(self) -> str:
-        """What its value is, as help shows it: choices, if they fit on a line, else its type."""
+        """What help shows for the value: the choices, if they fit on a line, else the type."""
         shown = f"{{{','.join(self.choices)}}}"
         if self.choices and len(", ".join([*self.spellings, shown])) <= LINE:
             return shown
@@ -89,7 +89,7 @@ class Flag:
 
     @property
     def shown(self) -> str:
-        """Its help, with what it may be and what it is by default."""
+        """The help, with the choices, if `kind` does not show them, and the default."""
         listed = self.choices and not self.kind.startswith("{")
         first = f"one of {', '.join(self.choices)}: " if listed else ""
         shown = f" (default: {self.default})" if self.default not in ("", None) else ""
@@ -97,7 +97,7 @@ class Flag:
 
 
 def grouped(flags: Iterable[Flag], common: Sequence[str]) -> dict[str, list[Flag]]:
-    """Give flags as help shows them, by title: the most used first, then section by section."""
+    """Group flags by title as help shows them: the most used first, then section by section."""
     by_name = {flag.name: flag for flag in flags}
     found = {"most used": [by_name.pop(name) for name in common]} if common else {}
     order = ["", *TITLES, *(flag.section for flag in by_name.values())]
@@ -119,8 +119,8 @@ def parse(
 ) -> dict[str, Any]:
     """Read the arguments into {name: value}. Raises RequestError listing every fault.
 
-    common: the most used flags, which help shows first. instead: flags that a system has and this
-    program has not -> what to do instead.
+    common: the most used flags, which help shows first. instead: flags of a system that this
+    program lacks -> what to do instead.
     """
     parser = Parser(program, about, usage=f"{program} [--FLAG=VALUE ...]", add_help=False)
     for index, (title, those) in enumerate(grouped(flags, common).items()):
@@ -202,7 +202,7 @@ SCHEDULE_FLAG = Flag(
 
 
 def setting_flags() -> list[Flag]:
-    """Give a flag for every setting, under its own name."""
+    """Return a flag for every setting, under its own name."""
     found = []
     for name, section in SECTIONS.items():
         if section is ScheduleConfig:
@@ -224,7 +224,7 @@ MOST_USED = (
 
 
 def settings_page(formatter: argparse.HelpFormatter) -> str:
-    """Write the settings of a file, as section.name=TYPE, as `parse` has help for flags."""
+    """Format help on the settings of a file, as section.name=TYPE, like that of flags."""
     schedule = replace(SCHEDULE_FLAG, name="name")
     flags = [
         Flag("model.name", str, "", "a name of docs/training/models.md, or family and sizes"),
@@ -243,7 +243,7 @@ def settings_page(formatter: argparse.HelpFormatter) -> str:
 
 
 def assemble(given: Mapping[str, Any], model: Mapping[str, Any]) -> Config:
-    """Make the configuration of a model from settings by name. Raises RequestError.
+    """Make a configuration from a model and settings by name. Raises RequestError.
 
     model: name and sizes. Settings that are not given have their defaults.
     """
@@ -266,7 +266,7 @@ def assemble(given: Mapping[str, Any], model: Mapping[str, Any]) -> Config:
 
 
 def _reaching(sizes: Sizes, length: int) -> Sizes:
-    """Let a model be meant for the sequences that it is trained on; no angle depends on that."""
+    """Raise a model's context to the length that it is trained on; no angle depends on it."""
     context = getattr(sizes, "context", length)  # Mamba has no limit
     changed: dict[str, Any] = {"context": length}
     return replace(sizes, **changed) if context < length else sizes
@@ -274,7 +274,7 @@ def _reaching(sizes: Sizes, length: int) -> Sizes:
 
 @dataclass(frozen=True)
 class FlagAlias:
-    """A flag of a system that is a setting of ours: under another name, or another default."""
+    """A system's flag that stands for one of our settings, under another name or default."""
 
     name: str
     setting: str
@@ -285,9 +285,9 @@ class FlagAlias:
 def with_ours(
     own: Iterable[Flag], known: Sequence[FlagAlias], taken: Collection[str]
 ) -> tuple[Flag, ...]:
-    """Give a system's own flags, those that are settings, and all settings that it has none for.
+    """Return a system's own flags, its aliases of settings, and flags for all other settings.
 
-    `taken` are the settings that flags of its own stand for.
+    taken: settings that the system's own flags stand for, which get no flag here.
     """
     by_setting = {flag.name: flag for flag in setting_flags()}
     as_known = [
@@ -300,11 +300,11 @@ def with_ours(
 
 
 def settings_of(given: Mapping[str, Any], known: Sequence[FlagAlias]) -> dict[str, Any]:
-    """Give what was given by the names of our settings."""
+    """Return the given values by the names of our settings."""
     names = {one.name: one.setting for one in known}
     return {names.get(name, name): value for name, value in given.items()}
 
 
 def names_of(known: Sequence[FlagAlias], **others: str) -> dict[str, str]:
-    """Give what errors call by our names -> the flag that was meant."""
+    """Map our names, as errors use them, to the flags that were meant."""
     return {**{one.setting: one.name for one in known}, **others}

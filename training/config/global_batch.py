@@ -1,7 +1,7 @@
-"""The sequences of a step: how many batches of how many each rank takes of them.
+"""Divide the sequences of a step among the ranks: how many batches of which size each one takes.
 
-A job that has lost a node keeps its steps: fewer ranks take more batches each. Where the sequences
-do not divide, rows of a step's last batch have no targets. Light: no torch.
+A job that has lost a node keeps its steps: fewer ranks take more batches each. If the sequences do
+not divide evenly, rows of a step's last batch have no targets. No torch here.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from training.config.config import Config
 from training.errors import RequestError
 
 RANKS = "RANKS_AT_START"
-"""Variable of the ranks of a job that may lose nodes: how many ranks it has begun with."""
+"""Environment variable of a job that may lose nodes: how many ranks it began with."""
 
 
 def ranks_at_start(now: int, environ: Mapping[str, str]) -> int:
-    """Give the ranks that a job has begun with, which are those of now where nothing says others.
+    """Return the number of ranks that a job began with: that of now unless RANKS states another.
 
-    Raises RequestError for a variable that says what cannot be: ranks only become fewer.
+    Raises RequestError if RANKS has an impossible value: ranks only become fewer.
     """
     text = environ.get(RANKS, "")
     ranks = int(text) if text.isdecimal() else 0
@@ -33,7 +33,7 @@ def ranks_at_start(now: int, environ: Mapping[str, str]) -> int:
 
 
 def accumulate(config: Config, readers: int) -> Config:
-    """Set how many batches make up `global_batch` on so many data-parallel ranks.
+    """Set how many batches make up `global_batch` on `readers` data-parallel ranks.
 
     Raises RequestError if no whole number does, or if another one was asked for.
     """
@@ -41,7 +41,7 @@ def accumulate(config: Config, readers: int) -> Config:
     at_once = data.batch_size * readers
     if not data.global_batch:
         return config
-    if not readers:  # fewer ranks than one group takes, which the backend's check reports
+    if not readers:  # fewer ranks than one group needs, which the backend's check reports
         return config
     batches, rest = divmod(data.global_batch, at_once)
     if rest:
@@ -62,9 +62,10 @@ def accumulate(config: Config, readers: int) -> Config:
 
 
 def share_out(config: Config, before: int, now: int) -> Config:
-    """Let `now` data-parallel ranks take the steps that `before` of them took, and as they are.
+    """Let `now` data-parallel ranks take the same steps that `before` ranks took.
 
-    config: as `accumulate` gives it. An evaluation takes as many sequences as it did, or some more.
+    config: as `accumulate` returns it. An evaluation takes as many sequences as before, or some
+    more.
     """
     data = config.data
     if now == before:
@@ -82,9 +83,9 @@ def share_out(config: Config, before: int, now: int) -> Config:
 
 
 def smaller_batches(sequences: int, readers: int, most: int) -> tuple[int, int]:
-    """Give the size of a batch, at most `most`, and how many each reader takes.
+    """Return the size of a batch, at most `most`, and how many batches each reader takes.
 
-    The least rows that do, in the largest batches.
+    They have as few rows as possible in total, and then the largest batches.
     """
     each = -(-sequences // readers)
     batch = min(range(min(most, each), 0, -1), key=lambda size: -(-each // size) * size)
@@ -92,7 +93,7 @@ def smaller_batches(sequences: int, readers: int, most: int) -> tuple[int, int]:
 
 
 def why_not_on(config: Config, ranks: int) -> str:
-    """Say why a run cannot go on with so many ranks, fewer than it had; empty where it can."""
+    """Say why a run cannot continue on `ranks` ranks, fewer than it had; empty if it can."""
     parallel = config.parallel
     tensor, context = parallel.tensor_parallel, parallel.context_parallel
     found = degrees.world_faults(tensor, ranks, True, context)

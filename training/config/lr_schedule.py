@@ -1,14 +1,13 @@
 """Learning-rate schedules: the rate of step 1, 2, ... num_steps as a function of the step alone.
 
-With durations in tokens it follows from the tokens seen as well, which a checkpoint has. Nothing
-else is remembered between steps, so a resumed run goes on exactly. The formulas are those of the
-systems whose users come here, quirks kept; docs/training/schedules.md draws them and tells which is
-whose.
+With durations in tokens, it also depends on the tokens seen, which a checkpoint records. Nothing
+else is remembered between steps, so a resumed run continues exactly. The formulas are those of the
+systems whose users come here, with their quirks; docs/training/schedules.md plots them and states
+which system each is from.
 
-Glossary: x is the step, N the number of steps over which a schedule goes, W its warm-up in steps;
-t is the number of tokens, those of the step included. The systems themselves count a step less:
-their first step has the rate of x = 0, which is nothing, and their last that of N - 1.
-Light: no torch here.
+Glossary: x is the step, N the number of steps that a schedule covers, W its warm-up in steps; t is
+the number of tokens, those of the step included. The systems themselves count one step less: their
+first step has the rate of x = 0, which is 0, and their last that of x = N - 1. No torch here.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _TOKENS = "tok"
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Which schedule, and its settings; raises RequestError with all its faults when it is made.
+    """Which schedule, and its settings. Raises RequestError with all its faults when it is made.
 
     A setting that the schedule does not take must be left at its default.
     """
@@ -68,7 +67,7 @@ class ScheduleConfig:
 
 
 def check(config: ScheduleConfig, num_steps: int, peak: float, tokens_per_step: int) -> None:
-    """Check a schedule against the run that it is for. Raises RequestError with all faults."""
+    """Check a schedule against its run. Raises RequestError with all faults."""
     found = []
     takes = TAKES[config.name]
     if "min_lr" in takes and config.min_lr > peak:
@@ -92,7 +91,7 @@ def check(config: ScheduleConfig, num_steps: int, peak: float, tokens_per_step: 
 
 
 def warnings(config: ScheduleConfig, num_steps: int) -> list[str]:
-    """Tell what is possible, as in a first try, and rarely meant."""
+    """Return warnings of what may do for a first try but is rarely meant."""
     if config.name != "cosine-to-zero" or config.warmup_steps < num_steps:
         return []
     return [
@@ -109,11 +108,11 @@ def learning_rate(
     tokens_per_step: int,
     seen: int | None = None,
 ) -> float:
-    """Learning rate of a step, counted from 1.
+    """Return the learning rate of a step, counted from 1.
 
     `peak` is the rate after the warm-up, `tokens_per_step` the tokens of one step over all ranks,
-    `seen` those of the steps before; None: as many in each. What `check` refuses may divide by
-    zero.
+    and `seen` those of all steps before (None if each had as many). What `check` refuses may divide
+    by zero.
     """
     if config.name == "quadratic-cosine":
         return peak * _quadratic_cosine(step, num_steps)
@@ -130,10 +129,10 @@ def learning_rate(
 def share(
     config: ScheduleConfig, t: int, num_steps: int, tokens_per_step: int, more: int = 0
 ) -> float:
-    """Share of the peak after t tokens, those of the step included, of wsd or cosine-tokens.
+    """Return the share of the peak after t tokens (with the step's), for wsd or cosine-tokens.
 
-    more: by how many t is more than if each step had had tokens_per_step; a time that is given in
-    steps, or as a share of the run, comes so much later.
+    more: how many more tokens t is than if each step had had tokens_per_step; a time that is given
+    in steps, or as a share of the run, comes that much later.
     """
     warm, end, decay = (
         tokens(getattr(config, name), num_steps, tokens_per_step) for name in _DURATIONS
@@ -146,7 +145,7 @@ def share(
 
 
 def tokens(text: str, num_steps: int, tokens_per_step: int) -> int:
-    """Tokens of a duration: so many tokens, steps ("ba"), or a share of the run ("dur")."""
+    """Return the tokens of a duration in tokens, in steps ("ba") or as a share of a run ("dur")."""
     value, unit = duration(text)
     if unit == _TOKENS:
         return int(value)
@@ -160,7 +159,7 @@ def _is_in_tokens(config: ScheduleConfig, name: str) -> bool:
 
 
 def duration(text: str) -> tuple[float, str]:
-    """Read a duration into its value and its unit. Raises ValueError with what it should be."""
+    """Read a duration's value and unit. Raises ValueError saying what it should be."""
     found = _DURATION.fullmatch(text)
     value = float(found[1] + (found[2] or "")) if found else math.inf
     if found is None or math.isinf(value):
@@ -181,7 +180,7 @@ def _faults(config: ScheduleConfig) -> list[str]:
         if getattr(config, field.name) != field.default:
             those = ", ".join(name for name, takes in TAKES.items() if field.name in takes)
             found.append(f"{field.name}: schedule={config.name} does not take it, but {those}")
-    # From W = N / 2 on, the annealing formula never gets to the peak, and then goes beyond it.
+    # From W = N / 2 on, the annealing formula never reaches the peak, and then exceeds it.
     limits = {"min_lr": math.inf, "warmup": 0.5, "plateau": 1.0, "alpha_f": 1.0}
     for name, most in limits.items():
         value = getattr(config, name)
@@ -204,7 +203,10 @@ def _faults(config: ScheduleConfig) -> list[str]:
 
 
 def _quadratic_cosine(x: int, num_steps: int) -> float:
-    """Quadratic warm-up over W = min(2000, N // 20), at least 1; cosine over all steps to 0.1."""
+    """The lesser of a quadratic warm-up over W steps and a cosine over all N steps to 0.1.
+
+    W = min(2000, N // 20), at least 1.
+    """
     warm = max(1, min(2000, num_steps // 20))
     rising = 1 - (1 - min(x, warm) / warm) ** 2
     falling = 0.1 + 0.45 * (1 + math.cos(math.pi * min(x, num_steps) / num_steps))
@@ -223,8 +225,8 @@ def _annealing(config: ScheduleConfig, x: int, end: int, peak: float) -> float:
     """Linear warm-up, then a fall in one of five styles, never below min_lr.
 
     Two quirks of the system are kept. n, the steps since the warm-up, is divided by N and not by
-    N - W; and it stands still from x = N - W on. So cosine, linear and exponential stop short of
-    where they would end, by the more the longer the warm-up is. plateau alone gets to 0.
+    N - W; and it no longer grows from x = N - W on. So cosine, linear and exponential stop short of
+    their ends, the more so the longer the warm-up is. Only plateau gets to 0.
     """
     warm = config.warmup * end
     if warm > 0 and x <= warm:

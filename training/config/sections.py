@@ -1,6 +1,6 @@
-"""The sections of a configuration: every setting with its default and what it means.
+"""The sections of a configuration: every setting with its default and its meaning.
 
-From these come flags, keys of files, help and checks (training.config.setting). Light: no torch.
+Flags, keys of files, help and checks come from them (training.config.setting). No torch here.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from training.models import Sizes
 BACKENDS = ("fsdp", "neuron", "smp")
 """The ways of training.parallel.backend."""
 STREAM = "stream:"
-"""How the name of a data set begins that is tokenized as it is read."""
+"""Prefix for the name of a data set that is tokenized as it is read."""
 
 GREATEST_SEED = 2**63 - 1
-"""Torch takes a word of 64 bits, and each rank adds its number."""
+"""Torch takes seeds of 64 bits, and each rank adds its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model: its name, the sizes that the name stands for, and where its values begin."""
+    """The model: its name, the sizes that the name stands for, and its initial weights."""
 
     name: str
     sizes: Sizes
@@ -41,7 +41,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is read; batch_size counts sequences of one rank that go through the model at once.
+    """The data. batch_size counts the sequences that go through the model of one rank at once.
 
     A step takes gradient_accumulation such batches, or as many as make up global_batch.
     """
@@ -104,7 +104,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW, and how its learning rate goes."""
+    """AdamW, and the schedule of its learning rate."""
 
     learning_rate: float = setting(3e-4, "peak, after the warm-up", above=0)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -118,7 +118,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How the model is spread, and what is traded for memory."""
+    """How the model is spread over ranks, and what is traded for memory."""
 
     backend: str = setting("fsdp", "what spreads the run over its ranks", choices=BACKENDS)
     sharding_strategy: str = setting(
@@ -203,7 +203,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How long, where to, and what is reported on the way."""
+    """How long a run is, where its results go, and what it reports on the way."""
 
     save_ckpt_path: str = setting(
         "",
@@ -294,5 +294,5 @@ class RunConfig:
 
     @property
     def checkpoint_folders(self) -> list[str]:
-        """Where a checkpoint to go on from is looked for, in this order."""
+        """The folders to search for a checkpoint to resume from, in this order."""
         return [folder for folder in (self.save_ckpt_path, self.load_ckpt_path) if folder]

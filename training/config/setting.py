@@ -1,7 +1,7 @@
-"""A setting: a field of a frozen dataclass that tells what it means and what it may be.
+"""Settings: fields of frozen dataclasses that state what they mean and which values they allow.
 
-From these fields come the flags of the entry points, the keys of configuration files, their help
-and their checks, so a setting is described once. Light: no torch here.
+The flags of the entry points, the keys of configuration files, their help and their checks come
+from these fields, so a setting is described once. No torch here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class About:
-    """What is known of a setting beside its type and default."""
+    """What is known about a setting besides its type and default."""
 
     text: str
     least: float | None = None  # at least this
@@ -27,10 +27,10 @@ class About:
     most: int | None = None  # at most this
     choices: tuple[str, ...] = ()
     needed: bool = False  # must not be empty
-    is_path: bool = False  # or a source with one in it
+    is_path: bool = False  # or a source that contains one
 
     def fault(self, name: str, value: Any) -> str | None:
-        """Tell what is wrong with a value; None if nothing is."""
+        """Return what is wrong with a value; None if nothing is."""
         if value is None:  # auto
             return None
         if self.least is not None and not value >= self.least:
@@ -59,7 +59,7 @@ def setting(
     needed: bool = False,
     is_path: bool = False,
 ) -> T:
-    """Describe a field of a dataclass; a type checker sees its default."""
+    """Make a dataclass field with a description; a type checker sees its default."""
     about = About(text, least, above, most, tuple(choices), needed, is_path)
     field: Any = dataclasses.field(default=default, metadata={"about": about})
     return field  # type: ignore[no-any-return]
@@ -67,7 +67,7 @@ def setting(
 
 @dataclass(frozen=True)
 class Setting:
-    """A described field: its name, how a text is read into its type, its default, what it is."""
+    """A described field: its name, the reader of its text, its default and its description."""
 
     name: str
     read: Callable[[str], Any]
@@ -80,7 +80,7 @@ class Setting:
 
 
 def settings(section: type) -> Iterator[Setting]:
-    """Give the described fields of a dataclass, in their order."""
+    """Yield the described fields of a dataclass, in their order."""
     for field in dataclasses.fields(section):
         if "about" in field.metadata:
             about = field.metadata["about"]
@@ -89,7 +89,7 @@ def settings(section: type) -> Iterator[Setting]:
 
 
 def named(section: type) -> dict[str, Setting]:
-    """Give the described fields of a dataclass by name."""
+    """Return the described fields of a dataclass by name."""
     return {one.name: one for one in settings(section)}
 
 
@@ -102,7 +102,7 @@ def faults(section: Any) -> list[str]:
 
 
 def path(text: str) -> str:
-    """Read a path, or a source with one in it; its ~ is the home folder."""
+    """Read a path, or a source that contains one; ~ is the home folder."""
     return with_home(text)
 
 
@@ -117,7 +117,7 @@ def boolean(text: str) -> bool:
 
 
 def optional(text: str) -> bool | None:
-    """Read a boolean, or auto: what is best is found out."""
+    """Read a boolean, or auto as None, which leaves the choice to the program."""
     try:
         return None if text.lower() == "auto" else boolean(text)
     except ValueError:
@@ -132,7 +132,7 @@ def integer(text: str) -> int:
 
 
 def optional_number(text: str) -> float | None:
-    """Read a number, or auto: what is best is found out."""
+    """Read a number, or auto as None, which leaves the choice to the program."""
     try:
         return None if text.lower() == "auto" else float(text)
     except ValueError:
@@ -147,7 +147,7 @@ def number(text: str) -> float:
 
 
 def number_of(value: Any) -> float:
-    """Read a number as YAML gives it, which takes 3e-4, without a point, for a text."""
+    """Read a number as YAML returns it: 3e-4, without a point, is text there."""
     return number("" if isinstance(value, bool) else str(value))
 
 
@@ -159,4 +159,4 @@ READ: dict[str, Callable[[str], Any]] = {
     "int": integer,
     "str": str,
 }
-"""How the text of a flag is read, by the type that a field is declared with."""
+"""Declared type of a field -> how the text of its flag is read."""

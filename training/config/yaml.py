@@ -5,8 +5,8 @@
     data:     {dataset_path: ..., seq_length: 4096}
     schedule: {name: cosine, warmup: 0.01}
 
-What is given after the file, as key=value, counts more: run.num_steps=100, or num_steps=100, as no
-two sections have a key in common; schedule=cosine is schedule.name=cosine. Light: no torch here.
+Settings given after the file, as key=value, override it: run.num_steps=100, or num_steps=100, as no
+two sections have a key in common; schedule=cosine is schedule.name=cosine. No torch here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _parse(path: Path) -> Mapping[Any, Any]:
 
 
 def _change(found: _Found, change: str) -> None:
-    """Take one key=value of the command line; the key may leave its section out."""
+    """Apply one key=value of the command line; the key may omit its section."""
     key, equals, text = change.partition("=")
     if not equals or key.startswith("-"):
         found.faults.append(f"{change!r} is no change of a setting; write section.name=value")
@@ -87,7 +87,7 @@ def _change(found: _Found, change: str) -> None:
     if section not in SECTIONS:
         found.faults.append(f"{key}: there is no section {section!r}{near(section, SECTIONS)}")
         return
-    # What is a text is meant as it stands: a folder may be called 1e3, a tokenizer 2024.
+    # A text is taken literally: a folder may be called 1e3, a tokenizer 2024.
     setting = named(SECTIONS[section]).get(name)
     _take(found, section, name, text if setting and setting.is_text else value, key)
 
@@ -102,7 +102,7 @@ def _take(found: _Found, section: str, name: str, value: Any, where: str) -> Non
         except ValueError as error:
             found.faults.append(f"{where}: must be {error}, not {value!r}")
     elif section == "model":
-        found.model[name] = value  # whether the family has such a size is seen when it is known
+        found.model[name] = value  # checked once the family is known
     else:
         owner = next((one for one, kind in SECTIONS.items() if name in named(kind)), "")
         hint = f"; it belongs to {owner}" if owner else near(name, known)
@@ -110,9 +110,9 @@ def _take(found: _Found, section: str, name: str, value: Any, where: str) -> Non
 
 
 def value_of(setting: Setting, value: Any) -> Any:
-    """Read a value of YAML as the setting's type; as text it is read like a flag's.
+    """Convert a value of YAML to a setting's type, reading text like a flag's.
 
-    Raises ValueError with what it must be. YAML reads 3e-4, without a point, as a text.
+    Raises ValueError saying what it must be. YAML reads 3e-4, without a point, as text.
     """
     if setting.is_text:
         if not isinstance(value, str):
@@ -124,7 +124,7 @@ def value_of(setting: Setting, value: Any) -> Any:
 
 
 def _model(found: _Found) -> dict[str, Any]:
-    """Make the model's name and sizes of what was given of them; faults are added to `found`."""
+    """Make the model's name and sizes from what was given; add faults to `found`."""
     given = dict(found.model)
     name, family = given.pop("name", ""), str(given.pop("family", None) or "")
     try:
@@ -181,6 +181,6 @@ def _sizes(kind: type[Sizes], given: Mapping[str, Any], found: _Found) -> dict[s
 
 
 def near(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """Ask, at the end of an error, for the known name that is nearest; empty if none is near."""
+    """Return the end of an error that suggests the nearest known name; empty if none is near."""
     found = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else ""

@@ -1,7 +1,7 @@
-"""A YAML file, read. A key that stands twice is an error: YAML would take the last in silence.
+"""Read a YAML file. A repeated key is an error: YAML would silently take the last one.
 
-What YAML 1.1 has beyond the numbers and booleans of flags stays a text, which is then read, or
-refused, as a flag's is: 0123 would be octal, 1:30 a number of base 60, `on` and `off` booleans.
+Whatever YAML 1.1 has beyond the numbers and booleans of flags stays text, which is then read or
+refused like a flag's: 0123 would be octal, 1:30 a number in base 60, `on` and `off` booleans.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _PLAIN = {
     "int": (_INTEGER, "-+0123456789"),
     "float": (f"{_FRACTION}|{_LIMITS}", "-+.0123456789"),
 }
-"""What is no text without quotes -> how it is written, and how it may begin."""
+"""Type that is not text without quotes -> how it is written, and how it may begin."""
 
 
 def read(path: Path, name: str) -> Any:
-    """Give what a file holds, None for nothing; errors call it by `name`.
+    """Return what a file holds, None if it is empty; errors call the file `name`.
 
-    Raises OSError where it cannot be read, and RequestError where it is not YAML or a key stands
-    twice, listing every such key with its section and line.
+    Raises OSError if it cannot be read, and RequestError if it is not YAML or repeats a key,
+    listing every such key with its section and lines.
     """
     import yaml
 
@@ -37,7 +37,7 @@ def read(path: Path, name: str) -> Any:
         text = path.read_text()
         node = yaml.compose(text, Loader=_loader())
         content = yaml.load(text, Loader=_loader())
-    except (ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or no such day
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or an invalid date
         reason = " ".join(str(error).split())
         raise RequestError(f"{name} is not YAML: {reason}") from error
     if repeated := _repeated(node, name):
@@ -46,18 +46,18 @@ def read(path: Path, name: str) -> Any:
 
 
 def value(text: str) -> Any:
-    """Read a value as it would stand in a file; what is not YAML is a text."""
+    """Read a value as if it were in a file; what is not YAML is text."""
     import yaml
 
     try:
         return yaml.load(text, Loader=_loader())
-    except (ValueError, yaml.YAMLError):  # ValueError: a day that is not in the calendar
+    except (ValueError, yaml.YAMLError):  # ValueError: an invalid date
         return text
 
 
 @functools.cache
 def _loader() -> Any:
-    """Make a safe loader, by which only what is plain is no text."""
+    """Make a safe loader that reads everything as text except the types of _PLAIN."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -74,11 +74,11 @@ def _loader() -> Any:
 
 
 def _repeated(top: Any, name: str) -> list[str]:
-    """List the keys that stand twice in one mapping, in the order of their lines."""
+    """List the keys that are repeated in one mapping, in the order of their lines."""
     import yaml
 
     found: list[tuple[int, str]] = []
-    seen: set[int] = set()  # what has an alias may be in several places, and in itself
+    seen: set[int] = set()  # a node with an alias may be in several places, even in itself
     rest = [(top, f"{name}: ", "")]
     while rest:
         node, where, dot = rest.pop()
