@@ -29,7 +29,7 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def size(text: str) -> int:
-    """Read a number of bytes, as 5GB or 512MiB."""
+    """Read a number of bytes, such as 5GB or 512MiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     amount = float(match[1]) * unit if match and unit else 0.0
@@ -75,7 +75,7 @@ def convert(arguments: Sequence[str]) -> None:
     )
     given = parser.parse_args(list(arguments))
 
-    with loading():  # torch is not needed to refuse a bad request, nor to help
+    with loading():  # torch is needed neither to refuse a bad request nor to print help
         import torch
 
         from training.convert.ranks import RankSettings

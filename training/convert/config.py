@@ -1,4 +1,4 @@
-"""A config.json, and sizes from its values, checked by type. Light: no torch here."""
+"""Read a config.json, and make sizes of its values, checked by type. No torch here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "str": ("a word", (str,)),
     "RopeScaling | None": ("a table or null", (RopeScaling, type(None))),
 }
-"""A field's type, as it is written -> what its value must be, in words and in types."""
+"""A field's declared type -> what its value must be, in words and as types."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -38,9 +38,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_table(settings: Mapping[str, Any], name: str, where: Path) -> dict[str, Any]:
-    """Find a table in a file's settings, empty where it is null or not there.
+    """Find a table in a file's settings; empty if it is null or missing.
 
-    Raises RequestError if something else stands there.
+    Raises RequestError if it is something else.
     """
     table = settings.get(name) or {}
     if not isinstance(table, dict):
@@ -49,12 +49,12 @@ def read_table(settings: Mapping[str, Any], name: str, where: Path) -> dict[str,
 
 
 def is_one_of(word: Any, known: Container[str]) -> bool:
-    """Tell whether a value is one of these words: in a file it may be a list or a table too."""
+    """Return whether a value is one of these words; in a file it may also be a list or a table."""
     return isinstance(word, str) and word in known
 
 
 def are_numbers(*values: Any) -> bool:
-    """Tell whether values can be computed with; `make` reports what is not one."""
+    """Return whether all values are numbers; `make` reports those that are not."""
     return all(type(value) in (int, float) for value in values)
 
 
@@ -67,8 +67,8 @@ def make(
 ) -> Sizes:
     """Make the sizes of a family from values by our names.
 
-    `called`: our names -> the file's, to tell faults by; `faults`: those found before. Raises
-    RequestError listing all, each with the file.
+    called: our names -> the file's names, for messages. faults: those found before. Raises
+    RequestError listing all faults, each with the file.
     """
     kind = FAMILIES[family]
     found = [*(faults or ()), *_faults(kind, values, called or {})]
@@ -81,7 +81,7 @@ def make(
 
 
 def _faults(kind: type, values: Mapping[str, Any], called: Mapping[str, str]) -> list[str]:
-    """List values that are missing, unknown or of another type than their field's."""
+    """List values that are missing, unknown or of another type than their field."""
     known = {field.name: field for field in fields(kind)}
     found = [f"{name} is no size of this family" for name in values if name not in known]
     for name, field in known.items():
@@ -95,9 +95,9 @@ def _faults(kind: type, values: Mapping[str, Any], called: Mapping[str, str]) ->
 
 
 def read_rank(rank: Any, width: Any, faults: list[str], called: str) -> dict[str, Any]:
-    """Read Mamba's rank of delta's projection, a number or "auto", under the name that it has.
+    """Read the rank of Mamba's delta projection, a number or "auto", into our dt_rank.
 
-    0, which is ours for what follows from the width, wherever the two are the same.
+    It becomes 0, which is ours for the rank that follows from the width, if it is equal to that.
     """
     if rank is None or rank == "auto" or type(width) is not int:
         return {}
@@ -108,7 +108,7 @@ def read_rank(rank: Any, width: Any, faults: list[str], called: str) -> dict[str
 
 
 def read_limit(limit: Any, faults: list[str], called: str) -> dict[str, Any]:
-    """Read what Mamba-2's delta is kept within, under the name that it has; null: without limit."""
+    """Read the limits of Mamba-2's delta into our dt_limit_low and dt_limit_high; null: none."""
     if limit is None:
         return {}
     # Transformers writes infinity as {"__float__": "Infinity"}.

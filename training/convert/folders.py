@@ -1,4 +1,4 @@
-"""Which format a folder is of, and what is in it: sizes, and tensors under the format's names."""
+"""Find out a folder's format, and open it: its sizes, and tensors under the format's names."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _READ: dict[str, Callable[[dict[str, Any], Path], Sizes]] = {
 
 @dataclass(frozen=True)
 class Opened:
-    """A folder's content; layout: the format that its tensors are called and cut as.
+    """A folder's content.
 
-    run: that of the checkpoint in `folder`, where it lies in one.
+    layout: the format in which its tensors are named and cut. run: the folder of the run that the
+    checkpoint in `folder` belongs to, if any.
     """
 
     layout: str
@@ -39,13 +40,13 @@ class Opened:
 
 
 def detect(folder: Path) -> str:
-    """Tell the format of a folder, or of Composer's file. Raises RequestError if it is of none."""
+    """Return the format of a folder, or of Composer's file. Raises RequestError if it has none."""
     with reading(folder):
         return _formats(_run_of(folder))[0]
 
 
 def open_folder(form: str, folder: Path, settings: RankSettings) -> Opened:
-    """Open a folder of a format. Raises RequestError if it is of another, or broken."""
+    """Open a folder of a format. Raises RequestError if it is of another format, or broken."""
     with reading(folder):
         return _open(form, _run_of(folder), settings)
 
@@ -92,14 +93,14 @@ def _open_codestral(folder: Path) -> Opened:
 
 
 def _layout(form: str, weights: Weights) -> str:
-    """The Neuron system's in_proj is in three, or in one as Hugging Face's is."""
+    """Return the tensors' layout: in the Neuron system's, in_proj may be in one, which is hf's."""
     if form == "neuron" and not any(".in_proj_" in name for name in weights.found):
         return "hf"
     return form
 
 
 def _formats(folder: Path) -> list[str]:
-    """List the formats that a folder is of, the likeliest first. Raises RequestError for none."""
+    """List the formats that a folder may have, likeliest first. Raises RequestError for none."""
     if _is_trained(folder):
         return ["ours"]
     if native.find_composer(folder):
@@ -133,19 +134,19 @@ def _by_settings(folder: Path) -> list[str]:
 
 
 def _is_trained(folder: Path) -> bool:
-    """Tell a checkpoint, or a run's folder with checkpoints, from a folder of weights."""
+    """Return whether a folder is a checkpoint or a run's with checkpoints, rather than weights."""
     if _is_checkpoint(folder):
         return True
     return manifest.checkpoints(str(folder)).is_dir() and not _holds_weights(folder)
 
 
 def _holds_weights(folder: Path) -> bool:
-    """Tell a folder of weights by its files: a run's config.json is of no format."""
+    """Return whether a folder's files are weights; a run's config.json is of no format."""
     return has_files(folder) and (folder / CONFIG).is_file() and bool(_by_settings(folder))
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Tell a checkpoint, even one whose save did not end: weights may be called as it is."""
+    """Return whether a folder is a checkpoint, even unfinished; weights may have such a name."""
     if (folder / manifest.NAME).exists():
         return True
     is_called_so = manifest.step_of(folder.name) is not None
@@ -153,12 +154,12 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _run_around(checkpoint: Path) -> Path | None:
-    """Give the folder of the run that a checkpoint lies in; None where it lies elsewhere."""
+    """Return the folder of the run that a checkpoint is in; None if it is elsewhere."""
     place = checkpoint.absolute().parent
     return place.parent if place.name == manifest.checkpoints("").name else None
 
 
 def _run_of(folder: Path) -> Path:
-    """Give a run's folder for the one in it that its checkpoints lie in."""
+    """Return the run's folder if a folder is the one of its checkpoints, else the folder itself."""
     is_inside = folder.name == manifest.checkpoints("").name and any(manifest.numbered(folder))
     return folder.parent if is_inside else folder

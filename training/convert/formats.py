@@ -1,13 +1,13 @@
-"""The settings of others' models and our sizes: the Neuron system's, Mistral's.
+"""The settings of the Neuron system's and Mistral's models, and our sizes.
 
-Sizes of a Mamba-2 model are known also by the shapes of its tensors. Light: no torch here.
+Most sizes of a Mamba-2 model also follow from the shapes of its tensors. No torch here.
 
-The Neuron system's Mamba-2: Hugging Face's config.json with settings beside: rmsnorm_within_groups
-says that the gated norm takes the mean square of each group of channels, as our
-norm_across_groups=False does.
+The Neuron system's Mamba-2: Hugging Face's config.json with additional settings.
+rmsnorm_within_groups says that the gated norm takes the mean square of each group of channels, like
+our norm_across_groups=False.
 
-Mistral's Mamba-2 (codestral): params.json says few sizes; the others are those of the tensors. The
-models are mamba-ssm's, so the gated norm works on each group alone, and an epsilon is 1e-5.
+Mistral's Mamba-2 (codestral): params.json states few sizes; the others follow from the tensors. The
+models are mamba-ssm's, so the gated norm works on each group by itself, and epsilon is 1e-5.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _MEASURED = {
     f"{MIXER}A_log": 1,  # (h,)
     f"{MIXER}conv1d.weight": 3,  # (d_inner + 2 g n, 1, k)
 }
-"""Tensors that tell of sizes, and their dimensions."""
+"""Tensors whose shapes show sizes, and their numbers of dimensions."""
 
 NORM_WITHIN_GROUPS = "rmsnorm_within_groups"
 
 CODESTRAL_PARAMS, CODESTRAL_WEIGHTS = "params.json", "consolidated.safetensors"
 CODESTRAL_PREFIX = "model."
-"""Before the names of tensors."""
+"""Prefix of the tensors' names."""
 
 _CODESTRAL_NEEDED = ("dim", "n_layers")
 _CODESTRAL_NUMBERS = (*_CODESTRAL_NEEDED, "vocab_size", "n_groups", "pad_vocab_size_multiple")
 _ONLY_OF_CODESTRAL = {"model_type": "mamba", "rms_norm": True}
-"""Settings -> the value that ours has."""
+"""Settings -> the only value that ours has."""
 
 
 def measured_sizes(
     shapes: Mapping[str, tuple[int, ...]], n_groups: int, where: Path
 ) -> dict[str, Any]:
-    """Give what the shapes, by our names, tell of the sizes where there are so many groups.
+    """Return the sizes that follow from the tensors' shapes, by our names, and from `n_groups`.
 
-    tie_embeddings is True where there is no output embedding. Raises RequestError if a tensor that
-    tells is missing, or shapes do not go with each other.
+    tie_embeddings is True if there is no output embedding. Raises RequestError if a tensor that is
+    needed is missing, or if shapes contradict each other.
     """
     faults = [
         f"{name} has shape {shapes[name]}" if name in shapes else f"{name} is missing"
@@ -105,7 +105,7 @@ def write_neuron(sizes: Sizes) -> dict[str, Any]:
     """Write the settings of a model. Raises RequestError if it is not of Mamba-2."""
     if not isinstance(sizes, Mamba2Config):
         raise RequestError(f"neuron: has Mamba-2 models only, not {sizes.family}")
-    # What transformers cannot say, the setting below does.
+    # The setting below states what those of transformers cannot.
     settings = hf.write(replace(sizes, norm_across_groups=True))
     return settings | {
         "time_step_rank": math.ceil(sizes.d_model / 16),

@@ -1,8 +1,8 @@
-"""Hugging Face's config.json and our sizes. Light: no torch here.
+"""Hugging Face's config.json and our sizes. No torch here.
 
-A setting that is absent has the value that transformers gives it. Settings that change nothing of
-what the weights mean (dropouts, caches, token ids) are left alone; those that would and that our
-models do not have are refused by name.
+A missing setting has the value that transformers gives it. Settings that do not change what the
+weights mean (dropouts, caches, token ids) are ignored; those that do, and that our models do not
+have, are refused by name.
 """
 
 from __future__ import annotations
@@ -154,16 +154,16 @@ _ABSENT: dict[str, Settings] = {
     },
     **hf_hybrids.ABSENT,
 }
-"""What transformers takes for a setting that is not there."""
+"""What transformers takes for a missing setting."""
 
 _SWISH = "swish"
-"""Another name of silu."""
+"""Another name for silu."""
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(NAMES, ("silu", _SWISH)),
     **dict.fromkeys(("llama", "mistral"), (*ACTIVATIONS, _SWISH)),
     "gpt_neox": ("gelu",),
 }
-"""What transformers calls the functions that each family of ours may be made with."""
+"""Family -> transformers' names for the activation functions that ours may be made with."""
 
 _ROPE_TYPES = ("default", *USES)
 _CONTEXT = "original_max_position_embeddings"
@@ -196,16 +196,16 @@ def read(settings: Settings, where: Path) -> Sizes:
 
 
 def write(sizes: Sizes) -> Settings:
-    """Write the settings of a model. Raises RequestError for sizes that transformers has not."""
+    """Write a model's settings. Raises RequestError for sizes that transformers does not have."""
     family = sizes.family
     _refuse_unwritable(sizes)
     settings: Settings = {"architectures": [ARCHITECTURES[family]], "model_type": family}
     settings |= {theirs: getattr(sizes, ours) for ours, theirs in NAMES[family].items()}
     if family != "nemotron_h":
         settings.setdefault("hidden_act", _ACTIVATIONS[family][0])
-    # Null, for else transformers takes numbers of its own, which may be ordinary tokens here.
+    # Null, or transformers would take its own numbers, which may be ordinary tokens here.
     settings |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    # The names of before transformers 5 for what turns with positions: 5 reads them too.
+    # Rotary settings get their names from before transformers 5, which reads them too.
     if isinstance(sizes, HybridConfig):
         settings |= hf_hybrids.write(sizes)
     elif isinstance(sizes, MambaConfig):
@@ -231,7 +231,7 @@ def write(sizes: Sizes) -> Settings:
 
 
 def _not_ours(family: str, settings: Settings) -> list[str]:
-    """List settings of all families that change what the weights mean."""
+    """List settings of any family that change what the weights mean, and that ours lack."""
     found = []
     activation = settings.get("hidden_act", _ACTIVATIONS[family][0])
     if activation not in _ACTIVATIONS[family]:
@@ -254,7 +254,7 @@ def _read_mamba2(given: Settings, values: Settings, faults: list[str]) -> None:
     numbers = all(type(number) is int for number in (heads, size, expand, width))
     if numbers and heads * size != expand * width:  # `make` reports what is no number
         faults.append(f"num_heads {heads}: times head_dim {size} must be expand x hidden_size")
-    # With one group both norms are the same; what is left is the default, as training has it.
+    # With one group both norms are the same; then it is the default, as in training.
     within = given.get("rmsnorm_within_groups", False)  # a setting of the Neuron system
     if type(within) is not bool:
         faults.append(f"rmsnorm_within_groups must be true or false, not {within!r}")
@@ -278,7 +278,7 @@ def _read_llama(family: str, given: Settings, values: Settings, faults: list[str
         values["n_kv_head"] = heads
     size = values["head_dim"]
     if size is None or (are_numbers(size, heads, width) and size * heads == width):
-        values["head_dim"] = 0  # that is what follows from the two
+        values["head_dim"] = 0  # ours for the size that follows from the two
     rope = _rope(given, faults)
     absent = 1e6 if family == "mixtral" else 1e4
     values["rope_theta"] = rope.get("rope_theta", given.get("rope_theta", absent))
@@ -295,7 +295,7 @@ def _read_llama(family: str, given: Settings, values: Settings, faults: list[str
 
 
 def _rope(given: Settings, faults: list[str]) -> Settings:
-    """Find what turns with positions, under its name of transformers 4 or 5."""
+    """Find the rotary settings, under their name in transformers 4 or 5."""
     rope = given.get("rope_scaling") or given.get("rope_parameters") or {}
     if isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()):
         return rope
@@ -319,7 +319,7 @@ def _read_rope(
     if kind == "dynamic":
         found["original_context"] = positions
     elif kind != "linear":
-        # As transformers has it: one that stands beside the table counts more.
+        # As in transformers, one beside the table takes precedence.
         found["original_context"] = given.get(_CONTEXT) or rope.get(_CONTEXT) or positions
     if kind in ("yarn", "longrope") and type(found["original_context"]) is int:
         ratio = positions / (found["original_context"] or 1)
@@ -340,7 +340,7 @@ def _write_rope(scaling: RopeScaling | None) -> Settings:
     used = {name: value for name, value in scaling.used().items() if value is not None}
     used = {name: list(v) if isinstance(v, tuple) else v for name, v in used.items()}
     context = used.pop("original_context", None)
-    for name in ("mscale", "mscale_all_dim"):  # 0 is that they are not there
+    for name in ("mscale", "mscale_all_dim"):  # 0 means that they are missing
         if not used.get(name):
             used.pop(name, None)
     written: Settings = {"rope_scaling": {"rope_type": scaling.kind, **used}}

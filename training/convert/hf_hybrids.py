@@ -1,8 +1,8 @@
-"""Hugging Face's settings of the hybrids, and our sizes. Light: no torch here.
+"""Hugging Face's settings of the hybrids, and our sizes. No torch here.
 
-Which layers are of which kind each family says in its own way: Bamba lists those with attention,
-Granite names the kind of every layer, Nemotron-H does so or has a letter for each. Here it is the
-pattern of training.models.hybrid_sizes.
+Each family states the kinds of its layers in its own way: Bamba lists the layers with attention,
+Granite names the kind of every layer, Nemotron-H does so or has a letter for each. Our sizes have
+the pattern of training.models.hybrid_sizes.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ ABSENT: dict[str, Settings] = {
         "time_step_min": 1e-3,
     },
 }
-"""What transformers takes for a setting that is not there."""
+"""What transformers takes for a missing setting."""
 
 _KINDS = {"linear_attention": MAMBA, "full_attention": ATTENTION, "mlp": MLP, "moe": "E"}
 _KINDS |= {"mamba": MAMBA, "attention": ATTENTION}  # before transformers 5
@@ -202,7 +202,7 @@ def _read_nemotron(given: Settings, rope: Settings, values: Settings, faults: li
 
 
 def _read_common(given: Settings, rope: Settings, values: Settings, faults: list[str]) -> None:
-    """Read what Bamba and Granite say alike."""
+    """Read what Bamba and Granite state in the same way."""
     values["rope_theta"] = rope.get("rope_theta", given.get("rope_theta", 1e4))
     if given["num_key_value_heads"] is None:
         values["n_kv_head"] = given["num_attention_heads"]
@@ -218,7 +218,7 @@ def _read_common(given: Settings, rope: Settings, values: Settings, faults: list
         faults.append(
             f"mamba_n_heads {heads}: times mamba_d_head {size} must be mamba_expand x hidden_size"
         )
-    # With one group both norms are the same; what is left is the family's own.
+    # The families' own norm; with one group both norms are the same.
     values["norm_across_groups"] = True
 
 
@@ -227,7 +227,7 @@ def _read_head_dim(given: Settings, values: Settings) -> None:
         given.get(name) for name in ("head_dim", "num_attention_heads", "hidden_size")
     )
     if size is None or (are_numbers(size, heads, width) and size * heads == width):
-        values["head_dim"] = 0  # that is what follows from the two
+        values["head_dim"] = 0  # ours for the size that follows from the two
 
 
 def _read_kinds(kinds: Any, name: str, values: Settings, faults: list[str]) -> None:
@@ -242,15 +242,15 @@ READ: dict[str, Callable[[Settings, Settings, Settings, list[str]], None]] = {
     "granitemoehybrid": _read_granite,
     "nemotron_h": _read_nemotron,
 }
-"""Family -> what reads its own settings, given those of positions, into our values."""
+"""Family -> what reads its own settings and those of rotary positions into our values."""
 
 
 def write(sizes: HybridConfig) -> Settings:
-    """Write what a family says in its own way."""
+    """Write the settings that a family states in its own way."""
     settings: Settings = {"head_dim": sizes.d_head}
     limit = [sizes.dt_limit_low, sizes.dt_limit_high or math.inf]
     if isinstance(sizes, NemotronHConfig):
-        # The pattern is what its programs before transformers 5 read, and 5 reads it too.
+        # Programs from before transformers 5 read the pattern, and 5 reads it too.
         return settings | {
             "hybrid_override_pattern": sizes.pattern,
             "num_hidden_layers": sizes.n_layer,
@@ -289,7 +289,7 @@ def write(sizes: HybridConfig) -> Settings:
 
 
 def refuse_unwritable(sizes: HybridConfig) -> None:
-    """Raise RequestError for sizes that transformers has not."""
+    """Raise RequestError for sizes that transformers does not have."""
     found = []
     across = not isinstance(sizes, NemotronHConfig)
     if sizes.n_groups > 1 and sizes.norm_across_groups != across:

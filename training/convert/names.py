@@ -1,16 +1,16 @@
-"""What the tensors of a model are called in each format, and how they lie in our parameters.
+"""The names of a model's tensors in each format, and their places in our parameters.
 
-Shapes: e experts, f width of an expert, m d_model, i d_inner, h heads, c channels that Mamba-2's
-convolution sees.
+Shapes: e experts, f width of an expert, m d_model, i d_inner, h heads, c channels of Mamba-2's
+convolution.
 
-Our names are Hugging Face's, except those of experts: stacked, `model.layers.N.mlp.experts.w1` and
-`.w3` (e, f, m) and `.w2` (e, m, f), and their router `model.layers.N.mlp.gate.weight` (e, m). In
-Hugging Face's files each expert of Mixtral has three tensors of its own under `block_sparse_moe`.
-Those of Granite are stacked there too, but w1 and w3 are one tensor `input_linear` (e, 2 f, m), as
-gate_proj and up_proj of its MLP are (2 f, m). mamba-ssm's names of Bamba are Mamba-2's; it joins
-q_proj, k_proj and v_proj to in_proj, and up_proj and gate_proj to fc1. The Neuron system cuts the
-rows of Mamba-2's in_proj (i + c + h, m), and its bias alike, into in_proj_z (i, m), in_proj_xBC
-(c, m) and in_proj_dt (h, m).
+Our names are Hugging Face's, except those of experts, which are stacked:
+`model.layers.N.mlp.experts.w1` and `.w3` (e, f, m) and `.w2` (e, m, f), with their router
+`model.layers.N.mlp.gate.weight` (e, m). In Hugging Face's files, each expert of Mixtral has three
+tensors of its own under `block_sparse_moe`. Granite's experts are stacked there, too, but w1 and w3
+are one tensor `input_linear` (e, 2 f, m), and so are gate_proj and up_proj of its MLP (2 f, m).
+mamba-ssm uses Mamba-2's names for Bamba; it joins q_proj, k_proj and v_proj into in_proj, and
+up_proj and gate_proj into fc1. The Neuron system cuts the rows of Mamba-2's in_proj (i + c + h, m),
+and likewise its bias, into in_proj_z (i, m), in_proj_xBC (c, m) and in_proj_dt (h, m).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a file, and the parameter that it is, or of which it is an expert, or rows.
+    """A tensor of a file, and the parameter that it is, or of which it is one expert or some rows.
 
-    joined: the dimension of the tensor, and where in it, that the parameter is, where the tensor is
-    several parameters, one after the other. There is a Stored for each of them.
+    part: which expert or rows; None if it is all of the parameter. joined: if the tensor is several
+    parameters one after the other, the dimension that they are joined in, and where this parameter
+    begins in it; there is a Stored for each of them.
     """
 
     name: str
@@ -41,21 +42,21 @@ class Stored:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a model; `tied`: second names -> the first, of one shape and value."""
+    """The parameters of a model; `tied`: second names -> first names of the same parameters."""
 
     shapes: dict[str, Shape]
     tied: dict[str, str]
 
     @classmethod
     def of(cls, sizes: Sizes) -> Parameters:
-        """Ask the model itself, without making a value."""
+        """Take them from the model itself, without making any values."""
         with torch.device("meta"):
             model = build(sizes)
         return cls({n: tuple(p.shape) for n, p in model.named_parameters()}, model.tied)
 
 
 def layout(form: str, sizes: Sizes, parameters: Parameters) -> list[Stored]:
-    """List what a format stores of a model, in the order of the parameters."""
+    """List the tensors that a format stores of a model, in the order of the parameters."""
     return [
         stored
         for name, shape in parameters.shapes.items()
@@ -64,14 +65,14 @@ def layout(form: str, sizes: Sizes, parameters: Parameters) -> list[Stored]:
 
 
 def doubles(parameters: Parameters) -> list[Stored]:
-    """List the tied tensors once more, under their second names; state-spaces stores both."""
+    """List the tied tensors again, under their second names; state-spaces stores both."""
     return [
         Stored(second, parameters.shapes[first], first) for second, first in parameters.tied.items()
     ]
 
 
 def mixer_parts(sizes: Mamba2Config) -> dict[str, slice]:
-    """Tell which rows of in_proj are which tensor of the Neuron system."""
+    """Return which rows of in_proj are which tensor of the Neuron system."""
     parts, start = {}, 0
     widths = {"z": sizes.d_inner, "xBC": sizes.d_conv_in, "dt": sizes.n_head}
     for name, width in widths.items():
@@ -114,7 +115,7 @@ _OF_GRANITE = {
     "shared_mlp.up_proj.weight": ("shared_mlp.input_linear.weight", (0, 1)),
     "shared_mlp.down_proj.weight": ("shared_mlp.output_linear.weight", None),
 }
-"""The ends of our names -> those of the files; where two are joined, the dimension and which."""
+"""Ends of our names -> those of the files and, if two are joined, the dimension and which it is."""
 
 
 def _of_granite(name: str, shape: Shape) -> Stored:

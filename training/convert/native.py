@@ -1,11 +1,11 @@
 """What training writes: torch's distributed checkpoints, weights alone, and Composer's checkpoints.
 
-A distributed checkpoint is read one parameter at a time from whatever files its ranks wrote. Of its
-content only the model is read: neither the optimizer nor the random states.
+A distributed checkpoint is read one parameter at a time, from whatever files its ranks wrote. Only
+the model is read, not the optimizer or the random states.
 
-training.mamba_composer lets Composer write a file each: ep0-ba40-rank0.pt. Such a file is a pickle,
-which could run anything. Only tensors and plain values are made of it; all else that Composer keeps
-(clocks, random states) is passed over.
+training.mamba_composer lets Composer write one file per checkpoint: ep0-ba40-rank0.pt. Such a file
+is a pickle, which could run anything. So only tensors and plain values are made from it; everything
+else that Composer keeps (clocks, random states) is skipped.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from training.errors import RequestError
 from training.models import FAMILIES, RopeScaling, Sizes
 
 _PREFIX = "model."
-"""Before the names of parameters, in what training.checkpoint.dcp saves."""
+"""Prefix of the parameters' names in what training.checkpoint.dcp saves."""
 
 COMPOSER_LATEST = "latest-rank0.pt"
 _COMPOSER_PREFIX = "model.language."
-"""Before the names of parameters, in what training.systems.composer.model has."""
+"""Prefix of the parameters' names in training.systems.composer.model."""
 _MADE_OF_PICKLES = {
     ("collections", "OrderedDict"),
     ("torch", "Size"),
@@ -65,7 +65,7 @@ def write_sizes(sizes: Sizes) -> dict[str, Any]:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Find a run's newest complete checkpoint. Raises RequestError telling what is broken."""
+    """Find a run's newest complete checkpoint. Raises RequestError naming those that are broken."""
     notes: list[str] = []
     found = manifest.newest(manifest.checkpoints(str(folder)), notes.append)
     if found is None:
@@ -74,7 +74,7 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def read_checkpoint(folder: Path) -> tuple[Sizes, Weights]:
-    """Open a checkpoint. Raises RequestError if it is not sound or of no family of ours."""
+    """Open a checkpoint. Raises RequestError if it is damaged or of no family of ours."""
     found, fault = manifest.read(folder)
     if found is not None:
         fault = manifest.rotten(folder, found)
@@ -106,8 +106,8 @@ class _CheckpointFiles(Weights):
     def read(self, name: str) -> Tensor:
         found = self.found[name]
         whole = torch.empty(found.shape, dtype=found.dtype)  # its own shape
-        # The steps of dcp.load for one rank: dcp.load of torch 2.2 asks for a process group, and
-        # all read the table of contents once more for every call.
+        # The steps of dcp.load for one rank: dcp.load of torch 2.2 requires a process group, and
+        # that of every release reads the table of contents again on each call.
         planner, reader = dcp.DefaultLoadPlanner(), self._reader
         try:
             planner.set_up_planner({f"{_PREFIX}{name}": whole}, self._contents, is_coordinator=True)
@@ -122,7 +122,7 @@ class _CheckpointFiles(Weights):
 
 
 def find_composer(path: Path) -> Path | None:
-    """Find the checkpoint that a path is, or the newest in a folder; None where there is none.
+    """Find the checkpoint that a path names, or the newest in a folder; None if there is none.
 
     Raises RequestError for a checkpoint that is in parts.
     """
@@ -163,7 +163,7 @@ def read_composer(path: Path) -> tuple[Sizes, Weights]:
 
 
 class _ComposerState(Weights):
-    """The model in a checkpoint, mapped into memory."""
+    """The model in a checkpoint of Composer, mapped into memory."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
@@ -174,7 +174,7 @@ class _ComposerState(Weights):
 
 
 class _PassedOver:
-    """Stands for what is not made."""
+    """Stands in for objects that are not made."""
 
     def __init__(self, *args: Any) -> None: ...
 
@@ -183,7 +183,7 @@ class _PassedOver:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Give what tensors are made with; torch itself gives their storages."""
+        """Return only what tensors are made with; torch itself provides their storages."""
         return (
             super().find_class(module, name) if (module, name) in _MADE_OF_PICKLES else _PassedOver
         )

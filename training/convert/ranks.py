@@ -1,17 +1,18 @@
-"""What the ranks of a tensor-parallel run of the Neuron system saved, merged one tensor at a time.
+"""Merge what the ranks of a tensor-parallel run of the Neuron system saved, tensor by tensor.
 
 A checkpoint is `<tag>_step_<n>/model/dp_rank_00_tp_rank_<r>_pp_rank_00.pt`, a state dict of each
-rank's parts; ranks of data parallelism have the same and save once. How a parameter is cut:
+rank's parts; data-parallel ranks have the same and save it once. Parameters are cut by:
 
     rows        embeddings, lm_head, in_proj_z, in_proj_dt, A_log, D, dt_bias, the mixer's norm
     columns     out_proj.weight
-    sections    conv1d and in_proj_xBC: the rows of x, B and C are each cut. So are those of z, x,
-                B, C and dt of an in_proj that was not cut in three
+    sections    conv1d and in_proj_xBC: the rows of x, of B and of C are each cut. So are those of
+                z, x, B, C and dt in an in_proj that was not cut in three
     not at all  the other norms, out_proj.bias
 
-The files tell all sizes but two things: how many groups the channels of B and C are of, and what
-the gated norm takes its mean over. Those are in a config.json beside the files, in user_content.pt,
-which holds the flags of the program, or are given on the command line.
+The tensors show all sizes except two things: the number of groups of the channels of B and C, and
+what the gated norm takes its mean over. Both are given on the command line or in a config.json
+beside the files. Otherwise there is one group per rank, and user_content.pt, which holds the flags
+of the program, states the norm.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ _WHOLE = re.compile(r"backbone\.(layers\.\d+\.norm|norm_f)\.weight|.*\.out_proj\
 _COLUMNS = re.compile(r".*\.out_proj\.weight")
 _SECTIONS = re.compile(r".*\.(in_proj|in_proj_xBC|conv1d)\.(weight|bias)")
 _TELLING = tuple(f"{MIXER}{name}" for name in ("norm.weight", "conv1d.weight", "A_log"))
-"""Whose rows of one rank are d_inner / t, (d_inner + 2 g n) / t and h / t, with t ranks."""
+"""Tensors with d_inner / t, (d_inner + 2 g n) / t and h / t rows on each of t ranks."""
 
 USER_CONTENT = "user_content.pt"
 
 
 def find_ranks(folder: Path) -> Path | None:
-    """Find where the ranks' files are in a checkpoint; None if there are none."""
+    """Find the folder of the ranks' files in a checkpoint; None if there are none."""
     places = (folder / "model", folder)
     return next((place for place in places if place.is_dir() and _numbered_files(place)), None)
 
 
 def rank_checkpoints(folder: Path) -> list[str]:
-    """List the checkpoints that a folder holds; what is closed in it is none."""
+    """List the checkpoints in a folder, leaving out what this user may not read."""
     inside = (one for one in folder.iterdir() if os.access(one, os.R_OK | os.X_OK))
     return sorted(one.name for one in inside if find_ranks(one) is not None)
 
@@ -61,8 +62,8 @@ def rank_checkpoints(folder: Path) -> list[str]:
 def rank_files(place: Path, expected: int | None) -> list[Path]:
     """List the files of the tensor-parallel ranks in their order.
 
-    Raises RequestError if a rank's is missing (of so many as are expected, where that is known),
-    or the checkpoint is not complete or was saved in another way.
+    expected: the number of ranks, if it is known. Raises RequestError if a rank's file is missing,
+    or if the checkpoint is incomplete or was saved in another way.
     """
     found = _numbered_files(place)
     if any(pipeline for _, pipeline in found):
@@ -90,7 +91,7 @@ def rank_files(place: Path, expected: int | None) -> list[Path]:
 
 
 class RankFiles(Weights):
-    """The whole tensors. Raises RequestError if the ranks' files do not go with each other."""
+    """The merged tensors. Raises RequestError if the ranks' files do not go together."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
@@ -124,11 +125,11 @@ class RankFiles(Weights):
         return torch.cat(list(chain.from_iterable(zip(*cut, strict=True))))  # (t rows, ...)
 
     def equal(self, one: str, other: str) -> bool:
-        """Tell whether two tensors that are cut alike are the same."""
+        """Return whether two tensors that are cut alike are equal."""
         return all(torch.equal(rank.read(one), rank.read(other)) for rank in self._ranks)
 
     def _widths(self, name: str) -> list[int]:
-        """Tell how many rows of one rank are of each section."""
+        """Return how many rows each section has on one rank."""
         inner, channels, heads = self._rows
         shared = (channels - inner) // 2  # B's, and C's
         if ".in_proj." in name:
@@ -157,7 +158,7 @@ class RankFiles(Weights):
                 )
 
     def _refuse_unequal(self) -> None:
-        """What every rank has whole must be the same: each step changes it on all of them."""
+        """Refuse whole tensors that differ between ranks: each step changes them on all ranks."""
         whole = [name for name in self.found if _WHOLE.fullmatch(name)]
         for path, rank in zip(self._paths[1:], self._ranks[1:], strict=True):
             unequal = [n for n in whole if not torch.equal(self._ranks[0].read(n), rank.read(n))]
@@ -169,7 +170,7 @@ class RankFiles(Weights):
 
 
 def _numbered_files(place: Path) -> list[tuple[int, int]]:
-    """List (tp_rank, pp_rank) of the files of the first data-parallel rank."""
+    """List (tp_rank, pp_rank) of the first data-parallel rank's files."""
     try:
         found = [_FILE.fullmatch(path.name) for path in place.iterdir()]
     except OSError as error:
@@ -187,7 +188,7 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class RankSettings:
-    """What the command line tells."""
+    """What the command line states."""
 
     n_groups: int | None = None
     norm_across_groups: bool | None = None
@@ -225,7 +226,7 @@ def open_ranks(place: Path, settings: RankSettings) -> tuple[Sizes, RankFiles]:
 
 
 def _measured(place: Path, weights: RankFiles, n_groups: int) -> Mamba2Config:
-    """Measure the sizes. The known program has a group a rank, and d_inner is twice d_model."""
+    """Derive the sizes from the tensors; in the known program, d_inner is twice d_model."""
     shapes = {name: one.shape for name, one in weights.found.items()}
     values = measured_sizes(shapes, n_groups, place)
     if values["expand"] != 2:
@@ -243,10 +244,10 @@ def _measured(place: Path, weights: RankFiles, n_groups: int) -> Mamba2Config:
 
 
 def _across(across: bool | None, n_groups: int, ranks: int, place: Path) -> bool:
-    """Tell what the norm takes its mean over in the whole model.
+    """Return whether the norm takes its mean over all channels of the whole model.
 
-    With all channels asked for, a rank of that program takes those that it has: with one group a
-    rank, that is what taking each group alone is.
+    If all channels are asked for, a rank of that program takes those that it has: with one group
+    per rank, that is the same as taking each group by itself.
     """
     if n_groups == ranks or across is False:
         return False
@@ -281,7 +282,7 @@ def _flags(path: Path) -> dict[str, Any]:
 
 
 class _Plain(pickle.Unpickler):
-    """Reads plain values, and dtypes, which torch 2.2's own safe reading does not know."""
+    """Unpickles plain values, and dtypes, which torch 2.2's own safe loading does not know."""
 
     def find_class(self, module: str, name: str) -> Any:
         found = getattr(torch, name, None) if module == "torch" else None

@@ -17,11 +17,11 @@ from training.models.language import LanguageModel
 
 
 class Source:
-    """A model whose tensors have been compared with those that its sizes ask for.
+    """A model whose tensors have been checked against its sizes.
 
-    form: the format that the tensors are called and cut as. run: that of the checkpoint in
-    `folder`, where it lies in one. Raises RequestError listing all that are missing, too many, or
-    of another shape.
+    form: the format in which the tensors are named and cut. run: the folder of the run that the
+    checkpoint in `folder` belongs to, if any. Raises RequestError listing all tensors that are
+    missing, unexpected, or of another shape.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Source:
 
     @classmethod
     def open(cls, form: str, folder: Path, settings: RankSettings | None = None) -> Source:
-        """Open a folder of a format; settings: what the files of ranks do not say.
+        """Open a folder of a format; settings: what the files of ranks do not state.
 
-        Raises RequestError if it is of another, or broken.
+        Raises RequestError if it is of another format, or broken.
         """
         opened = open_folder(form, folder, settings or RankSettings())
         return cls(opened.layout, opened.folder, opened.sizes, opened.weights, opened.run)
@@ -56,15 +56,15 @@ class Source:
         return next((path for path in places if path.is_file()), None)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
-        """Read a parameter's first values, (shape); stands for `LanguageModel.initial`."""
+        """Read a parameter's initial values, (shape); stands in for `LanguageModel.initial`."""
         return self.read(name)  # shape
 
     def dtype(self, parameter: str) -> torch.dtype:
-        """Tell the dtype that a parameter is stored in."""
+        """Return the dtype that a parameter is stored in."""
         return self._weights.found[self._parts[parameter][0].name].dtype
 
     def read(self, parameter: str) -> Tensor:
-        """Read a parameter, in our shape and the dtype it is stored in."""
+        """Read a parameter, in our shape and the dtype that it is stored in."""
         parts = self._parts[parameter]
         shape = self.parameters.shapes[parameter]
         if parts[0].joined is not None:
@@ -97,7 +97,7 @@ def _put(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def _faults(weights: Weights, stored: list[Stored], again: list[Stored]) -> list[str]:
-    """List the tensors that are missing, too many, or not as they should be."""
+    """List tensors that are missing, unexpected, of a wrong shape, or unequal though tied."""
     found = weights.found
     wanted = {one.name: one for one in stored}
     allowed = wanted | {one.name: one for one in again}

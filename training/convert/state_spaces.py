@@ -1,7 +1,7 @@
 """The settings of mamba-ssm (state-spaces) and our sizes: Mamba, Mamba-2, and fms-fsdp's Bamba.
 
-Its norms have an epsilon of 1e-5, always; its vocabulary is the tokens', and the embedding is
-padded to a multiple. Mamba-2's gated norm works on each group alone. Light: no torch here.
+Its norms always have an epsilon of 1e-5; its vocab_size counts the tokens, and the embedding is
+padded to a multiple. Mamba-2's gated norm works on each group by itself. No torch here.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _ONLY_OF_MODEL: dict[str, tuple[Any, ...]] = {
     "attn_layer_idx": ([], None),
     "rms_norm": (True,),
 }
-"""Settings of the model -> the values that ours has."""
+"""Settings of the model -> the values that ours may have."""
 _ONLY_OF_LAYERS: dict[str, tuple[Any, ...]] = {
     "d_ssm": (None,),
     "D_has_hdim": (False,),
     "rmsnorm": (True,),
     "norm_before_gate": (False,),
 }
-"""The same for those of ssm_cfg."""
+"""The same for settings in ssm_cfg."""
 
 
 def read(settings: Settings, where: Path) -> Sizes:
@@ -84,7 +84,7 @@ def read(settings: Settings, where: Path) -> Sizes:
 
 
 def write(sizes: Sizes) -> Settings:
-    """Write the settings of a model. Raises RequestError for sizes that mamba-ssm has not."""
+    """Write the settings of a model. Raises RequestError for sizes that mamba-ssm does not have."""
     if isinstance(sizes, BambaConfig):
         return _write_hybrid(sizes)
     if not isinstance(sizes, MambaConfig | Mamba2Config):
@@ -113,7 +113,7 @@ def write(sizes: Sizes) -> Settings:
         "rms_norm": True,
         "residual_in_fp32": sizes.residual_in_fp32,
         "fused_add_norm": True,
-        "pad_vocab_size_multiple": 1,  # vocab_size is the embedding's already
+        "pad_vocab_size_multiple": 1,  # vocab_size already is that of the embedding
         "tie_embeddings": sizes.tie_embeddings,
     }
 
@@ -145,11 +145,11 @@ _ONLY_OF_HEADS: dict[str, tuple[Any, ...]] = {
     "softmax_scale": (None,),
 }
 _MULTIPLE_OF_MLP = 128
-"""What mamba-ssm rounds the width of an MLP up to a multiple of."""
+"""mamba-ssm rounds the width of an MLP up to a multiple of this."""
 
 
 def _read_hybrid(settings: Settings, layers: Settings, where: Path) -> Sizes:
-    """Read Mamba-2 with attention at some layers and MLPs: fms-fsdp's layout, which is Bamba's."""
+    """Read Mamba-2 with MLPs and attention in some layers, which is Bamba, in fms-fsdp's layout."""
     heads, layers = read_table(settings, "attn_cfg", where), {**_ABSENT_HYBRID, **layers}
     faults = _others("", settings, _ONLY_OF_HYBRID) + _others("ssm_cfg.", layers, _ONLY_OF_LAYERS)
     faults += _others("attn_cfg.", {"causal": False, **heads}, _ONLY_OF_HEADS)
@@ -204,7 +204,7 @@ def _read_hybrid(settings: Settings, layers: Settings, where: Path) -> Sizes:
 
 
 def _write_hybrid(sizes: BambaConfig) -> Settings:
-    """Write the settings of a Bamba model as fms-fsdp has them."""
+    """Write the settings of a Bamba model in fms-fsdp's layout."""
     faults = []
     if sizes.norm_eps != _EPSILON:
         faults.append(f"norm_eps {sizes.norm_eps}: mamba-ssm's norms have {_EPSILON} always")
@@ -248,13 +248,13 @@ def _write_hybrid(sizes: BambaConfig) -> Settings:
         "rms_norm": True,
         "residual_in_fp32": sizes.residual_in_fp32,
         "fused_add_norm": True,
-        "pad_vocab_size_multiple": 1,  # vocab_size is the embedding's already
+        "pad_vocab_size_multiple": 1,  # vocab_size already is that of the embedding
         "tie_embeddings": sizes.tie_embeddings,
     }
 
 
 def _others(prefix: str, settings: Settings, only: dict[str, tuple[Any, ...]]) -> list[str]:
-    """List settings that have another value than those that ours have."""
+    """List settings that have another value than ours may have."""
     return [
         f"{prefix}{name} {settings[name]!r}: ours has {accepted[0]!r} only"
         for name, accepted in only.items()
@@ -263,7 +263,7 @@ def _others(prefix: str, settings: Settings, only: dict[str, tuple[Any, ...]]) -
 
 
 def _padded(settings: Settings) -> Any:
-    """Give the rows of the embedding; what is no number is left for `make` to tell."""
+    """Return the rows of the embedding; what is not a number is left for `make` to report."""
     size, multiple = settings.get("vocab_size", 50277), settings.get("pad_vocab_size_multiple", 8)
     if type(size) is not int or type(multiple) is not int or multiple < 1:
         return size

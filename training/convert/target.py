@@ -1,4 +1,4 @@
-"""Writes a model's folder in any format: complete, or not at all."""
+"""Write a model's folder in any format: completely, or not at all."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from training.convert.weights import INDEX, SAFETENSORS, TORCH, read_json
 from training.errors import RequestError, TrainingError
 
 SHARD = 5 * 10**9
-"""Bytes of a file of tensors, at most, where nothing else is asked for."""
+"""The default for the most bytes of a file of tensors."""
 
 TEMPORARY = ".tmp"
-"""Ends the name of a folder while it is written."""
+"""Suffix of a folder's name while it is written."""
 
 _GENERATION = "generation_config.json"
 TOKENIZER = (
@@ -42,7 +42,7 @@ TOKENIZER = (
     "merges.txt",
     _GENERATION,
 )
-"""Files that go along as they are."""
+"""Files that are copied as they are."""
 
 _WRITE = {
     "hf": hf.write,
@@ -68,7 +68,7 @@ class Written:
 
 @dataclass(frozen=True)
 class _Item:
-    """A tensor to write, and the dtype to write it in; several pieces are joined in their order."""
+    """A tensor to write, and its dtype; several pieces are joined in their order."""
 
     pieces: tuple[Stored, ...]
     dtype: torch.dtype
@@ -91,12 +91,12 @@ def write_model(
     settings: Mapping[str, Any] = _NOTHING,
     tokenizer: Mapping[str, Path] | None = None,
 ) -> Written:
-    """Write a model; `dtype` of None keeps each parameter's own.
+    """Write a model; with a `dtype` of None, each parameter keeps its own.
 
-    settings: what config.json says beside the sizes. tokenizer: files that go along, by the names
-    that they get; by default the source's. A tensor that is larger than `max_shard` bytes has a
-    file of its own. Raises RequestError if the folder is there, its parent is not, or the format
-    has no such model; TrainingError if the disk is full or fails, and then nothing is left.
+    settings: what config.json states besides the sizes. tokenizer: files to copy, by the names that
+    they get; by default the source's. A tensor that is larger than `max_shard` bytes has a file of
+    its own. Raises RequestError if the folder exists, its parent does not, or the format has no
+    such model; TrainingError if the disk is full or fails, and then nothing is left.
     """
     if form == "state-spaces" and max_shard is not None:
         raise RequestError("--max-shard-size: state-spaces has one file always; leave it out")
@@ -123,12 +123,12 @@ def write_model(
             (place / _GENERATION).write_text(json.dumps(ids, indent=2) + "\n")
         mode = (place / CONFIG).stat().st_mode
         for path in place.iterdir():
-            path.chmod(mode)  # safetensors lets nobody else read what it writes
+            path.chmod(mode)  # safetensors lets only its user read what it writes
     return Written(tensors=len(items), size=total, files=count)
 
 
 def tokenizer_files(folder: Path) -> dict[str, Path]:
-    """Find the files of a tokenizer in a folder, and what else goes along with a model."""
+    """Find the files of a tokenizer in a folder, and others that are copied with a model."""
     return {name: folder / name for name in TOKENIZER if (folder / name).is_file()}
 
 
@@ -143,9 +143,9 @@ def _token_ids(folder: Path) -> dict[str, Any]:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed while they wrote a folder have left beside it.
+    """Remove what processes that were killed while writing a folder have left beside it.
 
-    Only for a folder that no other process writes.
+    Call it only if no other process writes that folder.
     """
     name = re.compile(rf"{re.escape(folder.name)}\.\d+{re.escape(TEMPORARY)}")
     for path in folder.absolute().parent.iterdir():
@@ -154,7 +154,7 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def _pieces(stored: list[Stored]) -> list[tuple[Stored, ...]]:
-    """Bring those together that are one tensor of a file."""
+    """Group the pieces that are one tensor of a file."""
     found: dict[str, list[Stored]] = {}
     for one in stored:
         found.setdefault(one.name, []).append(one)
@@ -162,12 +162,12 @@ def _pieces(stored: list[Stored]) -> list[tuple[Stored, ...]]:
 
 
 def _tensors(source: Source, items: list[_Item]) -> Iterator[tuple[str, Tensor]]:
-    """Read the tensors to write, in order; each parameter is read once, and let go."""
+    """Yield the tensors to write, in order; each parameter is read once, and then released."""
     for parameter, group in groupby(items, key=lambda item: item.stored.parameter):
         whole = source.read(parameter)  # the parameter's shape
         for item in group:
             chosen = item.stored.part
-            # A copy, for a view of a part would keep all of them.
+            # A copy, as a view of a part would keep the whole in memory.
             part = whole if chosen is None else whole[chosen].clone()  # the tensor's shape
             if item.stored.joined is not None:
                 rest = [source.read(one.parameter) for one in item.pieces[1:]]  # like the first
@@ -178,7 +178,7 @@ def _tensors(source: Source, items: list[_Item]) -> Iterator[tuple[str, Tensor]]
 def _write_safetensors(
     source: Source, items: list[_Item], place: Path, max_shard: int, total: int
 ) -> int:
-    """Write one file, or shards and their index; how many files."""
+    """Write one file, or shards and their index; return the number of files."""
     shards = _shards([item.size for item in items], max_shard)
     tensors = _tensors(source, items)
     table: dict[str, str] = {}
@@ -198,18 +198,18 @@ def _write_safetensors(
 
 
 def _write_torch(source: Source, items: list[_Item], place: Path) -> int:
-    """Write one file of torch.save.
+    """Write one file by torch.save.
 
-    It takes all tensors at once, so each is written to a file of its own before and mapped from
-    there: that takes disk and no memory.
+    It needs all tensors at once, so each is first written to a file of its own and mapped from
+    there, which takes disk space but no memory.
     """
     parked = place / "parked"
     parked.mkdir()
     paths = {}
     for number, (name, tensor) in enumerate(_tensors(source, items)):
         paths[name] = str(parked / f"{number}.pt")
-        torch.save(tensor.clone(), paths[name])  # a view would take its whole file along
-    # Not while they are written: what is kept between large pieces of memory that are let go makes
+        torch.save(tensor.clone(), paths[name])  # a view would save all of its storage
+    # Only once all are written: what is kept between large pieces of memory that are freed makes
     # holes that the allocator does not give back.
     held = {n: torch.load(path, mmap=True, weights_only=True) for n, path in paths.items()}
     names = {item.stored.parameter: item.stored.name for item in items}
@@ -221,7 +221,7 @@ def _write_torch(source: Source, items: list[_Item], place: Path) -> int:
 
 
 def _shards(sizes: list[int], most: int) -> list[int]:
-    """Cut a row of tensors into files: how many tensors each has."""
+    """Divide a sequence of tensors into files; return how many tensors each file has."""
     counts, room = [0], most
     for size in sizes:
         if size > room and counts[-1]:
@@ -233,7 +233,7 @@ def _shards(sizes: list[int], most: int) -> list[int]:
 
 
 def _refuse(folder: Path, needed: int) -> None:
-    """Find what is wrong with a destination before anything is read."""
+    """Check a destination before anything is read. Raises RequestError and TrainingError."""
     try:
         if folder.exists() or folder.is_symlink():
             raise RequestError(f"{folder} exists; give a folder that does not")
@@ -248,7 +248,7 @@ def _refuse(folder: Path, needed: int) -> None:
 
 @contextmanager
 def _complete_or_absent(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder beside one, which takes its name when all of it is on disk."""
+    """Yield a temporary folder, which gets the name `folder` once all of it is on disk."""
     place = folder.absolute().with_name(f"{folder.absolute().name}.{os.getpid()}{TEMPORARY}")
     try:
         place.mkdir()
@@ -258,7 +258,7 @@ def _complete_or_absent(folder: Path) -> Iterator[Path]:
         place.rename(folder)
         _sync(place.parent)
     except (OSError, RuntimeError, SafetensorError) as error:
-        # Safetensors and torch tell of a full disk by errors of their own.
+        # Safetensors and torch report a full disk by errors of their own.
         free = shutil.disk_usage(place.parent).free
         cause: Any = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
         raise TrainingError(

@@ -25,22 +25,22 @@ _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""Words of a safetensors file -> the dtypes that weights have."""
+"""Names in a safetensors file -> the dtypes that weights have."""
 
 _DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attention\.bias|attention\.masked_bias)")
-"""What old releases stored beside the weights, and every model makes from its sizes."""
+"""What old releases stored beside the weights, although models make it from their sizes."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of a tensor without reading it."""
+    """What is known about a tensor without reading it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class Weights:
-    """Tensors by name; `found` tells of all of them without reading any."""
+    """Tensors by name; `found` describes all of them without reading any."""
 
     found: dict[str, Found]
 
@@ -91,7 +91,7 @@ class Held(Weights):
 
 
 class TorchFiles(Held):
-    """Files of torch.save that hold a state dict, mapped into memory where they are zip files."""
+    """Files of torch.save that hold a state dict, mapped into memory if they are zip files."""
 
     def __init__(self, paths: list[Path]) -> None:
         tensors: dict[str, Tensor] = {}
@@ -102,7 +102,7 @@ class TorchFiles(Held):
                     str(path),
                     map_location="cpu",
                     weights_only=True,
-                    # Files of before torch 1.6 are no zip files and can only be read whole.
+                    # Files from before torch 1.6 are not zip files and can only be read whole.
                     mmap=zipfile.is_zipfile(path),
                 )
             except Exception as error:  # pickle, zip and torch fail in many ways
@@ -123,9 +123,9 @@ class TorchFiles(Held):
 
 
 def open_files(folder: Path) -> Weights:
-    """Open a folder's weights: safetensors before torch's files, one file before shards.
+    """Open a folder's weights, preferring safetensors to torch's files, and one file to shards.
 
-    Raises RequestError if there are none, one cannot be read, or an index names one that is absent.
+    Raises RequestError if there are none, one cannot be read, or an index names a missing one.
     """
     for name, kind in ((SAFETENSORS, SafetensorsFiles), (TORCH, TorchFiles)):
         if (folder / name).is_file():
@@ -138,7 +138,7 @@ def open_files(folder: Path) -> Weights:
 
 
 def has_files(folder: Path) -> bool:
-    """Tell whether a folder has weights that `open_files` opens, or an index of them."""
+    """Return whether a folder has weights that `open_files` opens, or an index of them."""
     names = (f"{name}{end}" for name in (SAFETENSORS, TORCH) for end in ("", INDEX))
     return any((folder / name).is_file() for name in names)
 
