@@ -1,1 +1,1 @@
-"""Text written by a trained model: `python -m training.generate`."""
+"""Generate text with a trained model: `python -m training.generate`."""

@@ -37,13 +37,13 @@ from training.imports import loading
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 BATCH = 8
-"""Prompts that are gone on from at once, where nothing else is asked for."""
+"""The default number of prompts that are continued at once."""
 
 
 def read_prompts(path: Path) -> list[str]:
     """Read the lines of a file. Raises RequestError if it cannot be read or has none."""
     try:
-        # Editors of Windows write a mark of UTF-8 at the beginning.
+        # Editors on Windows write a byte order mark at the beginning.
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except OSError as error:
         raise RequestError(f"--prompts: {path} cannot be read: {error.strerror}") from error
@@ -62,7 +62,7 @@ def write_text(arguments: Sequence[str]) -> None:
         raise OutputError("is closed, and the text goes there")
     texts = [given.prompt] if given.prompts is None else read_prompts(given.prompts)
 
-    with loading():  # torch is not needed to refuse a bad request, nor to help
+    with loading():  # torch is needed neither to refuse a bad request nor to print help
         import torch
 
         from training.convert.folders import detect
@@ -89,7 +89,7 @@ def write_text(arguments: Sequence[str]) -> None:
     model = load(source, device, dtype)
 
     def made(several: Sequence[Sequence[int]]) -> Iterator[list[int | None]]:
-        # Each draws by itself, so that it gives what it gives alone.
+        # Each prompt has a generator of its own, so that it gives the same text as it would alone.
         temperature = 1.0 if given.temperature is None else given.temperature
         top_k, top_p = given.top_k or 0, given.top_p or 1.0
         picks = [
@@ -114,7 +114,7 @@ def write_text(arguments: Sequence[str]) -> None:
 
 
 def _write_one(vocabulary: Vocabulary, text: str, made: Iterator[list[int | None]]) -> None:
-    """Write what follows one prompt as it is made."""
+    """Write what follows a single prompt as it is made."""
     vocabulary.encode(text)
     for (token,) in made:
         assert token is not None, "nothing follows an end"
@@ -130,7 +130,7 @@ def _write_all(
     most: int,
     made: Callable[[Sequence[Sequence[int]]], Iterator[list[int | None]]],
 ) -> None:
-    """Write a line for each prompt, in order; those of one length are gone on from together."""
+    """Write a line for each prompt, in order; prompts of one length are continued together."""
     finished: dict[int, str] = {}
     written = 0
     by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -140,7 +140,7 @@ def _write_all(
             batch = alike[at : at + most]
             steps = list(made([prompts[index] for index in batch]))
             for row, index in enumerate(batch):
-                vocabulary.encode(texts[index])  # what follows is read in its light
+                vocabulary.encode(texts[index])  # how the tokens after it are decoded depends on it
                 tokens = [token for step in steps if (token := step[row]) is not None]
                 finished[index] = "".join(map(vocabulary.add, tokens)) + vocabulary.end()
             while written in finished:

@@ -1,4 +1,4 @@
-"""Tokens after a prompt: one step of a model after another, and the choice of the next token."""
+"""Generate the tokens after a prompt: run a model step by step, and choose each next token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from training.models.language import LanguageModel
 
 AT_ONCE = 1024
-"""Tokens of the prompt that are read at once: more take memory, fewer take time."""
+"""Tokens of the prompt that are read at once: more of them need memory, fewer need time."""
 
 
 def generate(
@@ -24,17 +24,17 @@ def generate(
     picks: Sequence[Callable[[Tensor], int]],
     ends: Collection[int] = (),
 ) -> Iterator[list[int | None]]:
-    """Give the next token of each prompt, `count` times or until all have ended.
+    """Yield the next token of each prompt, `count` times or until all have ended.
 
-    The prompts have one length. Each token is picked from the logits (v,) before it; None is what
-    follows an end. The states are those of LanguageModel.start: of one size for Mamba, whatever the
-    length.
+    The prompts have the same length. Each token is picked from the logits (v,) before it; from a
+    token in `ends` on, a prompt's are None. The states are those of LanguageModel.start; for Mamba,
+    they have the same size for any length.
     """
     import torch
 
     device, length = model.output.device, len(prompts[0])
     states = model.start(len(prompts), length + count)
-    # Angles that depend on the text's length are those of all the prompt.
+    # Angles that depend on the text's length are those for the whole prompt.
     scaling = getattr(model.config, "rope_scaling", None)
     step = length if scaling is not None and scaling.kind in BY_LENGTH else AT_ONCE
     for at in range(0, length, step):
@@ -52,7 +52,7 @@ def generate(
             return
         yield tokens
         if made < count:
-            # What a text that has ended goes on with is seen by nobody.
+            # What follows a text that has ended is never shown.
             following = [[token or 0] for token in tokens]
             logits = model.advance(torch.tensor(following, device=device), states)  # (b, v)
 
@@ -60,11 +60,11 @@ def generate(
 def picker(
     size: int, temperature: float, top_k: int, top_p: float, random: Generator
 ) -> Callable[[Tensor], int]:
-    """Make the choice of the next token from logits (v,), of which the first `size` are tokens.
+    """Make a function that picks the next token from logits (v,), the first `size` being tokens.
 
-    temperature 0: the most likely. Else softmax(logits / temperature), of which the top_k most
-    likely stay (0: all), and of these the fewest that together have top_p (Holtzman et al. 2020,
-    section 3.1). Raises TrainingError if the logits are not finite.
+    temperature 0: the most likely token. Else a draw from softmax(logits / temperature) among the
+    top_k most likely tokens (0: all), and of these the fewest that together have top_p (Holtzman et
+    al. 2020, section 3.1). The function raises TrainingError if the logits are not finite.
     """
     import torch
 

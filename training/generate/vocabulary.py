@@ -1,4 +1,4 @@
-"""Between text and tokens, for generation: bytes, or a tokenizer.json. Light: no torch here."""
+"""Convert text and tokens for generation, as bytes or by a tokenizer.json. No torch here."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:  # it takes torch
 
 TOKENIZER = "tokenizer.json"
 LONGEST = 16
-"""Tokens that one character takes, at most."""
+"""The most tokens that one character takes."""
 
 
 class Vocabulary(Protocol):
-    """Between text and tokens; `add` gives the text that a next token completes."""
+    """Converts text to tokens and back; `add` returns the text that a next token completes."""
 
     size: int
 
     @property
     def eos(self) -> int | None:
-        """The token that ends a text, where there is one."""
+        """The token that ends a text, if there is one."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def add(self, token: int) -> str: ...
 
     def end(self) -> str:
-        """Give what is left at the end."""
+        """Return the text that is left at the end."""
 
 
 class Bytes:
-    """Bytes of UTF-8 as tokens, as training.data.sources has them."""
+    """Bytes of UTF-8 as tokens, as in training.data.sources."""
 
     size = 256
     eos = None
@@ -55,7 +55,7 @@ class Bytes:
 
 
 class Tokens:
-    """The tokens of a tokenizer.json; a prompt is those that training reads of an unended text."""
+    """The tokens of a tokenizer.json; a prompt is encoded as in training, without an end."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -63,23 +63,24 @@ class Tokens:
         except (OSError, UnicodeError) as error:
             raise RequestError(f"--tokenizer: {path} cannot be read: {error}") from error
         self._tokenizer = read_definition(str(path), definition)
-        # As for training: a text is never cut or padded, and has the tokenizer's beginning alone.
+        # As in training, a text is never cut or padded; it gets only the tokenizer's beginning.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._before, _ = frame(self._tokenizer)
         self.size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         self._path = path
-        # The last tokens, of which the first are named; they stay for the spaces between words.
+        # The last tokens. The text of the first `_given` was returned already; they stay because
+        # the spaces between words depend on them.
         self._ids: list[int] = []
         self._given = 0
 
     @property
     def eos(self) -> int | None:
-        """The one that training.data.tokenize puts at the end of each text."""
+        """The token that training.data.tokenize puts at the end of each text."""
         return open_tokenizer(str(self._path)).eos
 
     def encode(self, text: str) -> list[int]:
-        text.encode()  # the library has no error of its own for what the shell hands over as bytes
+        text.encode()  # raises for bytes from the shell that are not UTF-8; the library does not
         plain = self._tokenizer.encode(text, add_special_tokens=False).ids
         self._ids = [*self._before, *plain]
         self._given = len(self._ids)
@@ -94,7 +95,7 @@ class Tokens:
             return ""
         if text:
             self._ids, self._given = self._ids[self._given :], waiting
-        else:  # a token without text, as one that marks the end
+        else:  # a token without text, such as one that marks the end
             self._ids.pop()
         return text
 
@@ -107,7 +108,7 @@ class Tokens:
 
 
 def choose_vocabulary(source: Source, given: Path | None) -> Vocabulary:
-    """Find what text is written in. Raises RequestError if that is not known."""
+    """Find the vocabulary to write text in. Raises RequestError if it is not known."""
     if given is not None:
         with reading(given, "--tokenizer: "):
             path = given / TOKENIZER if given.is_dir() else given
@@ -125,11 +126,11 @@ def choose_vocabulary(source: Source, given: Path | None) -> Vocabulary:
 
 
 def end_tokens(source: Source, vocabulary: Vocabulary) -> frozenset[int]:
-    """Find the tokens that end a text: where transformers looks, else what the tokenizer states.
+    """Find the tokens that end a text where transformers looks, or else in the tokenizer.
 
-    Raises RequestError if a file states what is no token.
+    Raises RequestError if a file states something that is not a token.
     """
-    # A run's folder has a config.json of another kind, so that beside the weights alone counts.
+    # A run's folder has another kind of config.json, so only the one beside the weights counts.
     for path in (source.find("generation_config.json"), source.folder / "config.json"):
         stated = read_json(path).get("eos_token_id") if path and path.is_file() else None
         if stated is not None:

@@ -1,1 +1,1 @@
-"""Runs side by side, as pictures and one page: `python -m training.report RUN ... -o DIR`."""
+"""Show runs side by side, as pictures and one page: `python -m training.report RUN ... -o DIR`."""

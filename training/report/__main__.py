@@ -55,7 +55,7 @@ def report(arguments: Sequence[str]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that is complete or absent: it may be open in a browser meanwhile."""
+    """Write a file that is complete or absent, as it may be open in a browser meanwhile."""
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
         temporary.write_bytes(content)

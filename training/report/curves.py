@@ -1,4 +1,4 @@
-"""The pictures: a quantity each, with the curves of all runs over each other."""
+"""Draw the pictures, one for each quantity, with the curves of all runs together."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 BLOCKS = 400  # points of a curve, at most
 SPANS = 8  # spans of the moving average in a run
-LONG = 60  # letters of a name
+LONG = 60  # characters of a name, at most
 LOST = "the first loss that is no number"
 PALE, BAND = 0.4, 0.25  # opacities
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A quantity that is drawn: its column, and what its axis says.
+    """A quantity to draw: its column, and the label of its axis.
 
-    second: a column that is drawn dashed beside it. points, second_points: what a point is.
-    least_top: what the axis shows at least, so that next to nothing looks so.
+    second: another column, which is drawn dashed. points, second_points: what a point is.
+    least_top: the least upper end of the axis, so that tiny values look tiny.
     """
 
     file: str
@@ -47,7 +47,7 @@ class Picture:
     least_top: float = 0.0
 
     def tables(self, run: Run) -> dict[str, Table]:
-        """Give the tables that have a curve each, by what distinguishes them."""
+        """Return the tables that have a curve each, by what distinguishes them."""
         if self.of == "evaluations":
             return run.evaluations
         return {"": {"steps": run.steps, "reports": run.reports, "saves": run.saves}[self.of]}
@@ -104,14 +104,14 @@ PICTURES = (
 
 @dataclass(frozen=True)
 class Axis:
-    """What the curves go over: a column of every table, and its units by what they are worth."""
+    """What curves are drawn over: a column of every table, and its units by their size."""
 
     column: str
     title: str
     units: tuple[tuple[float, str], ...]
 
     def unit(self, runs: Sequence[Run]) -> tuple[float, str]:
-        """Choose the unit that the longest run has at least one of; what it is worth, its label."""
+        """Choose the largest unit that fits into the longest run; return its size and label."""
         far = max((max(run.steps.finite(self.column), default=0.0) for run in runs), default=0.0)
         return next((one for one in reversed(self.units) if one[0] <= far), self.units[0])
 
@@ -141,7 +141,7 @@ OVER = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A table of a run that is drawn; `name` is empty where there is nothing to tell it from."""
+    """A table of a run to draw; `name` is empty if there is nothing to distinguish it from."""
 
     run: Run
     table: Table
@@ -150,9 +150,9 @@ class Curve:
 
 
 def draw_pictures(runs: list[Run], over: str) -> dict[str, bytes]:
-    """Draw every quantity that any run tells; {file name: PNG}.
+    """Draw every quantity that any run has; return {file name: PNG}.
 
-    Raises RequestError without matplotlib, and where no run has recorded what it goes over.
+    Raises RequestError without matplotlib, and if no run has recorded what `over` asks for.
     """
     try:
         from matplotlib.figure import Figure
@@ -181,7 +181,7 @@ def draw_pictures(runs: list[Run], over: str) -> dict[str, bytes]:
 def blocks(
     xs: Sequence[float], ys: Sequence[float], most: int = BLOCKS
 ) -> list[tuple[float, float, float, float]]:
-    """Thin a curve: (middle, mean, least, largest) of at most `most` blocks of points.
+    """Thin a curve: return (middle, mean, least, largest) of at most `most` blocks of points.
 
     Points that are not finite are left out; a block without others has NaN.
     """
@@ -198,9 +198,9 @@ def blocks(
 
 
 def decay(points: int) -> float:
-    """Choose the moving average's constant for a curve of so many points; 0 for none.
+    """Choose the moving average's constant for a curve of that many points; 0 for none.
 
-    It is that of a span of an eighth of them, 1 - 2 / (span + 1): 0.667 for 40 points.
+    It is the constant of a span of an eighth of them, 1 - 2 / (span + 1): 0.667 for 40 points.
     """
     return max(0.0, 1 - 2 / (points // SPANS + 1))
 
@@ -208,10 +208,10 @@ def decay(points: int) -> float:
 def moving_average(ys: Sequence[float], constant: float) -> list[float]:
     """Average with weights that fall exponentially to both sides: constant ** distance.
 
-    Both sides, as an average of what came before alone lags behind a falling loss. At the
-    beginning, where it is steep, a value is averaged only as far ahead as there are values behind
-    it. The weights that there are make up 1 (the correction for bias). Values that are not finite
-    count for nothing, and NaN stands in their places.
+    Both sides are used because an average of earlier values only lags behind a falling loss. At the
+    beginning, where the loss is steep, a value is averaged only as far ahead as there are values
+    behind it. The weights in use are scaled to sum to 1 (the correction for bias). Values that are
+    not finite do not count, and have NaN in their places.
     """
     averages = []
     for place, y in enumerate(ys):
@@ -225,7 +225,7 @@ def moving_average(ys: Sequence[float], constant: float) -> list[float]:
 
 
 def smoothing(picture: Picture, points: int) -> str:
-    """Say in words what is done to a curve of so many points; empty: they are drawn as they are."""
+    """Describe how a curve of that many points is smoothed; empty if it is drawn as it is."""
     if points > BLOCKS:
         return f"means of {math.ceil(points / BLOCKS)} points, band: least to largest"
     constant = decay(points) if picture.is_noisy else 0.0
@@ -233,9 +233,9 @@ def smoothing(picture: Picture, points: int) -> str:
 
 
 def _curves(picture: Picture, runs: list[Run], axis: Axis) -> list[Curve]:
-    """Find what can be drawn; what cannot counts for colours, so that a run keeps its own.
+    """Find the curves that can be drawn; the others use up colors, so that a run keeps its own.
 
-    Where runs have several curves each, every curve has another colour.
+    If runs have several curves each, every curve has a color of its own.
     """
     found = [(run, *each) for run in runs for each in picture.tables(run).items()]
     return [
@@ -253,7 +253,7 @@ def _curves(picture: Picture, runs: list[Run], axis: Axis) -> list[Curve]:
 def _draw(
     figure: Figure, picture: Picture, curves: list[Curve], runs: list[Run], axis: Axis
 ) -> None:
-    """Draw a picture's axes, all curves, and what they mean."""
+    """Draw a picture's axes, its curves, and its legend."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes = figure.subplots()
@@ -270,7 +270,7 @@ def _draw(
         axes.yaxis.set_major_formatter(numbers)
     if picture.from_zero:
         axes.set_ylim(0, max(1.08 * _largest(picture, curves), picture.least_top) or 1)
-    # All pictures of a page over the same range.
+    # All pictures of a page have the same range.
     axes.set_xlim(0, max(max(run.steps.finite(axis.column), default=0) for run in runs) / worth)
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=axis.column == "step"))
     axes.xaxis.set_major_formatter(numbers)
@@ -289,10 +289,10 @@ def _draw(
 def _curve(
     axes: Axes, picture: Picture, curve: Curve, column: str, worth: float
 ) -> list[tuple[Any, str]]:
-    """Draw one curve; what the legend says of it, without styles where it has a name.
+    """Draw one curve; return its entries in the legend, without styles if it has a name.
 
-    Many points: the means of blocks, in a pale band of their ranges. Few of what is noisy: the
-    moving average over the pale points themselves.
+    Many points are drawn as the means of blocks, in a pale band of their ranges; few points that
+    are noisy, as their moving average over the pale points themselves.
     """
     run, table, colour = curve.run, curve.table, curve.colour
     xs = [x / worth for x in table.columns[column]]
@@ -332,7 +332,7 @@ def _curve(
 
 
 def _styles(picture: Picture, curves: list[Curve]) -> list[tuple[Any, str]]:
-    """Say what pale, dashed and dotted lines are of any of several runs."""
+    """Return the legend's entries for pale, dashed and dotted lines, for several runs together."""
     from matplotlib.lines import Line2D
 
     lengths = [len(curve.table) for curve in curves]
@@ -354,7 +354,7 @@ def _styles(picture: Picture, curves: list[Curve]) -> list[tuple[Any, str]]:
 
 
 def _legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
-    """Explain the curves below them, where nothing is covered."""
+    """Put the legend below the curves, where it covers nothing."""
     widest = max(len(text) for _, text in entries)
     columns = max(1, min(len(entries), 110 // (widest + 6)))
     rows = math.ceil(len(entries) / columns)
@@ -383,13 +383,13 @@ def _largest(picture: Picture, curves: list[Curve]) -> float:
 
 
 def _spread(picture: Picture, curves: list[Curve]) -> float:
-    """Give the largest value over the least; 0 where they are not all above 0."""
+    """Return the largest value over the least; 0 unless all are above 0."""
     seen = [value for curve in curves for value in curve.table.finite(picture.column)]
     return max(seen) / min(seen) if min(seen) > 0 else 0.0
 
 
 def _colour(place: int) -> str:
-    """Give the colours of the usual cycle of ten, and then others, a golden angle further each."""
+    """Return a color of the usual cycle of ten, and then others, each a golden angle further."""
     if place < 10:
         return f"C{place}"
     red, green, blue = colorsys.hsv_to_rgb(place * 0.618 % 1, 0.75, 0.75)

@@ -1,6 +1,6 @@
-"""What a run has reported so far: its metrics.jsonl and config.json, whatever state they are in.
+"""Read what a run has reported so far: its metrics.jsonl and config.json, in whatever state.
 
-Light: no torch here, so that it can be read where none is installed.
+No torch here, so that it can be read where torch is not installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.errors import RequestError
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
 X = ("step", "tokens_seen", "training_seconds")
-"""What a line may be drawn over; the last is no field of a line, but derived (`_clock`)."""
+"""What a line may be drawn over; the last is not a field of a line, but derived (`_clock`)."""
 STEP = (*X, "loss", "grad_norm", "learning_rate")
 REPORT = (
     *(*X, "tokens_per_second_per_device", "seconds_per_step", "mfu", "memory_bytes", "data_wait"),
@@ -31,7 +31,7 @@ SAVE = (*X, "seconds", "waited")
 
 @dataclass(frozen=True)
 class Table:
-    """Lines of one kind as columns, in the order of their steps; NaN is what a line lacks."""
+    """Lines of one kind as columns, in the order of their steps; NaN for what a line lacks."""
 
     columns: dict[str, array[float]]
 
@@ -43,10 +43,10 @@ class Table:
         return len(self.columns["step"])
 
     def add(self, record: dict[str, Any]) -> int:
-        """Add a line; how many were there from its step on, which it replaces.
+        """Add a line, which replaces those from its step on; return how many those were.
 
-        Raises ValueError for a line without a step, or with what should be a number and is not,
-        OverflowError for a whole number that no float holds.
+        Raises ValueError for a line without a step, or with something that should be a number and
+        is not; OverflowError for a whole number that no float holds.
         """
         row = {name: _number(record.get(name)) for name in self.columns}
         if not row["step"] >= 1:
@@ -57,7 +57,7 @@ class Table:
         return replaced
 
     def cut(self, step: float) -> int:
-        """Remove the lines from a step on; how many they were."""
+        """Remove the lines from a step on; return how many they were."""
         kept = bisect_left(self.columns["step"], step)
         removed = len(self) - kept
         for column in self.columns.values():
@@ -68,16 +68,16 @@ class Table:
         return [value for value in self.columns[name] if math.isfinite(value)]
 
     def has(self, *names: str) -> bool:
-        """Tell whether some line has finite numbers in all of these columns."""
+        """Return whether some line has finite numbers in all of these columns."""
         rows = zip(*(self.columns[name] for name in names), strict=True)
         return any(all(map(math.isfinite, row)) for row in rows)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run; `notes` say, for people, what is odd about it.
+    """One run; `notes` tell people what is odd about it.
 
-    evaluations: a table for each held-out set by its label, which is empty where lines have none.
+    evaluations: a table for each held-out set by its label, which is empty if lines have none.
     """
 
     name: str
@@ -100,15 +100,15 @@ class Run:
 
     @property
     def lost(self) -> list[int]:
-        """The steps whose loss is not a finite number; they may have been left out."""
+        """The steps whose loss is not a finite number; training may have skipped them."""
         pairs = zip(self.steps.columns["step"], self.steps.columns["loss"], strict=True)
         return [int(step) for step, loss in pairs if not math.isfinite(loss)]
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
-    """Read runs, named by as much of the ends of their paths as tells them apart.
+    """Read runs, named by as much of the ends of their paths as distinguishes them.
 
-    Raises RequestError listing every folder that holds no run, or was given twice; and if none of
+    Raises RequestError listing every folder that holds no run or was given twice, and if none of
     the runs has reached a step.
     """
     found = []
@@ -133,18 +133,18 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 
 def shown(text: str) -> str:
-    """Write U+FFFD for what is no character: a byte of a name that is not UTF-8."""
+    """Replace what is not a character, as in a name that is not UTF-8, by U+FFFD."""
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def _fault(folder: Path) -> str:
-    """Tell why a path is no run's folder; nothing if it is one."""
+    """Return why a path is not a run's folder; empty if it is one."""
     try:
         if not folder.is_dir():
             return "is not a folder" if folder.exists() else "not there"
         if not (folder / METRICS).is_file() and not (folder / CONFIG).is_file():
             return f"has no {METRICS}; a run's folder is the one it saves to"
-    except OSError as error:  # as in a closed folder
+    except OSError as error:  # such as a folder that this user may not enter
         return f"cannot be read: {error.strerror}"
     return ""
 
@@ -199,9 +199,9 @@ def read(folder: Path, name: str) -> Run:
 
 
 def differing(runs: list[Run]) -> dict[str, list[Any]]:
-    """Settings in which runs differ, with the value of each run; of one run, all settings.
+    """Return the settings in which runs differ, with each run's value; for one run, all settings.
 
-    None stands for a setting that a run does not tell. Where a run saves is left out.
+    None stands for a setting that a run does not state. Where a run saves is left out.
     """
     names = dict.fromkeys(name for run in runs for name in run.settings)
     rows = {name: [run.settings.get(name) for run in runs] for name in names}
@@ -220,7 +220,7 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _begin(steps: Table) -> tuple[float, float]:
-    """Tell the steps and tokens before the first line: another run's, by load_ckpt_path."""
+    """Return the steps and tokens before the first line: another run's, by load_ckpt_path."""
     if not len(steps) or steps.columns["step"][0] == 1:
         return 0.0, 0.0
     step, *after = steps.columns["step"][:2]
@@ -230,12 +230,12 @@ def _begin(steps: Table) -> tuple[float, float]:
 
 
 def _clock(taken: Table, reports: Table, ranks: Any) -> Callable[[array[float]], array[float]]:
-    """Make what turns steps into seconds of training so far.
+    """Make a function that turns steps into seconds of training so far.
 
-    These are the seconds of its own steps alone, added up over all starts of a run: without starts,
-    evaluations, and the time between two starts. A report tells how long its steps took each; for
-    those that it does not tell of, as after a restart, the next report counts. Reports of older
-    runs tell it by their speed, on so many ranks. NaN where no report tells.
+    These are the seconds of the run's own steps only, added up over all its starts: without
+    start-up, evaluations, and the time between two starts. A report states how long each of its
+    steps took; for steps that no report covers, as after a restart, the next one counts. Reports of
+    older runs imply it by their speed, on `ranks` ranks. NaN if no report states it.
     """
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else math.nan
     begin, tokens = _begin(taken)
@@ -243,7 +243,7 @@ def _clock(taken: Table, reports: Table, ranks: Any) -> Callable[[array[float]],
     columns = ("step", "tokens_seen", "seconds_per_step", "tokens_per_second_per_device")
     for step, seen, recorded, speed in zip(*(reports.columns[one] for one in columns), strict=True):
         count = step - steps[-1]
-        if count <= 0:  # of steps whose own lines are gone
+        if count <= 0:  # a report of steps whose own lines are gone
             continue
         if not math.isfinite(recorded) and speed > 0:
             recorded = (seen - tokens) / count / speed / ranks
@@ -271,7 +271,7 @@ def _clock(taken: Table, reports: Table, ranks: Any) -> Callable[[array[float]],
 def _config(
     path: Path, notes: list[str]
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, dict[str, Any]]]:
-    """Settings by dotted names, versions, and other facts, as the run's last start wrote them."""
+    """Return settings by dotted names, versions, and other facts, as the last start wrote them."""
     try:
         record = json.loads(b"".join(_lines(path)))
         settings = _flat(record["config"]) | {"world_size": record["world_size"]}
@@ -305,7 +305,7 @@ def _number(value: Any) -> float:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """Give each path, of which no two are the same, the shortest end that no other has."""
+    """Return the ends of paths, all different, with as few parts as keep them different."""
     most = max(len(folder.parts) for folder in folders)
     for count in range(1, most):
         names = [str(Path(*folder.parts[-count:])) for folder in folders]

@@ -1,4 +1,4 @@
-"""One HTML page about runs, which needs nothing beside it."""
+"""One self-contained HTML page about runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ img { max-width: 100%; }
 
 
 def render_page(runs: list[Run], pictures: dict[str, bytes], over: str) -> str:
-    """Write the page: what ran, what came of it, the curves, and how the settings differ."""
+    """Return the page: what ran, what came of it, the curves, and how the settings differ."""
     title = f"Training report: {runs[0].name if len(runs) == 1 else f'{len(runs)} runs'}"
     rows = [[name, *cells] for name, cells in summary(runs).items()]
     parts = [
@@ -54,7 +54,7 @@ def _figure(picture: Picture, png: bytes, over: str) -> str:
 
 
 def _caption(picture: Picture, over: str) -> str:
-    """Say what a point is, how curves are smoothed, and what training time leaves out."""
+    """Explain what a point is, how curves are smoothed, and what training time leaves out."""
     sentences = [f"A point: {picture.points}."]
     if picture.second:
         sentences.append(f"Dashed: {picture.second_points}.")

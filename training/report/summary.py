@@ -1,4 +1,4 @@
-"""What ran and what came of it, in words: the rows of the table at the top of the page."""
+"""State what ran and what came of it, in words: the rows of the table at the top of the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.report.history import Run
 
 
 def summary(runs: list[Run]) -> dict[str, list[str]]:
-    """Tell of every run; rows about which no run has anything are left out."""
+    """Summarize every run; rows for which no run has anything are left out."""
     rows = {name: [tell(run) for run in runs] for name, tell in _ROWS.items()}
     return {name: cells for name, cells in rows.items() if any(cells)}
 
@@ -26,7 +26,7 @@ def _model(run: Run) -> str:
 
 
 def _batch(run: Run) -> str:
-    """Sequences and tokens of a step; of older runs, the tokens that its steps have reported."""
+    """Return a step's sequences and tokens; for older runs, the tokens that its steps reported."""
     facts = run.facts.get("batch", {})
     sequences, tokens = facts.get("sequences"), facts.get("tokens")
     seen = run.steps.columns["tokens_seen"]
@@ -65,7 +65,7 @@ def _steps(run: Run) -> str:
 
 
 def _best(run: Run) -> str:
-    """The least loss, and its step; what is no loss comes behind all losses."""
+    """Return the least loss and its step; losses that are not finite do not count."""
     columns = run.steps.columns
     pairs = zip(columns["loss"], columns["step"], strict=True)
     best = min(
@@ -80,7 +80,7 @@ def _last(run: Run) -> str:
 
 
 def _evaluation(run: Run) -> str:
-    """Tell the last loss of each held-out set, after its label where it has one."""
+    """Return the last loss of each held-out set, after its label if it has one."""
     last = {label: table.finite("loss")[-1:] for label, table in run.evaluations.items()}
     return ", ".join(
         f"{label} {loss:.4f}".strip() for label, found in last.items() for loss in found
@@ -88,7 +88,7 @@ def _evaluation(run: Run) -> str:
 
 
 def _median(column: str, form: str) -> Callable[[Run], str]:
-    """Tell the median of a column of the reports."""
+    """Make a function that returns the median of a column of the reports."""
 
     def tell(run: Run) -> str:
         values = run.reports.finite(column)
@@ -134,13 +134,13 @@ _ROWS: dict[str, Callable[[Run], str]] = {
 
 
 def _setting(run: Run, *names: str) -> str:
-    """Give the first of some settings that the run has, as it is written."""
+    """Return the first of some settings that the run has, as text."""
     found: Any = next((run.settings[name] for name in names if run.settings.get(name)), "")
     return str(found)
 
 
 def _count(number: int) -> str:
-    """Write a large number in few letters, as 129.1 M or 7.24 B."""
+    """Write a large number in few characters, such as 129.1 M or 7.24 B."""
     for worth, letter in ((10**9, "B"), (10**6, "M")):
         if number >= worth:
             return f"{number / worth:.4g} {letter}"
