@@ -7,7 +7,8 @@ which system each is from.
 
 Glossary: x is the step, N the number of steps that a schedule covers, W its warm-up in steps; t is
 the number of tokens, those of the step included. The systems themselves count one step less: their
-first step has the rate of x = 0, which is 0, and their last that of x = N - 1. No torch here.
+first step has the rate of x = 0, which is 0 with a warm-up, and their last that of x = N - 1. No
+torch here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find out a folder's format, and open it: its sizes, and tensors under the format's names."""
+"""Detect a folder's format, and open it: its sizes, and tensors under the format's names."""
 
 from __future__ import annotations
 

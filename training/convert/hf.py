@@ -205,7 +205,7 @@ def write(sizes: Sizes) -> Settings:
         settings.setdefault("hidden_act", _ACTIVATIONS[family][0])
     # Null, or transformers would take its own numbers, which may be ordinary tokens here.
     settings |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    # Rotary settings get their names from before transformers 5, which reads them too.
+    # Rotary settings get their old names, from before transformers 5, which reads those too.
     if isinstance(sizes, HybridConfig):
         settings |= hf_hybrids.write(sizes)
     elif isinstance(sizes, MambaConfig):

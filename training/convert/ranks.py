@@ -247,7 +247,8 @@ def _across(across: bool | None, n_groups: int, ranks: int, place: Path) -> bool
     """Return whether the norm takes its mean over all channels of the whole model.
 
     If all channels are asked for, a rank of that program takes those that it has: with one group
-    per rank, that is the same as taking each group by itself.
+    per rank, that is the same as taking each group by itself. Raises RequestError if nothing states
+    it, or if no whole model computes what the ranks did.
     """
     if n_groups == ranks or across is False:
         return False

@@ -210,7 +210,7 @@ def _load(folder: Path) -> Any:
 
 
 def _row_length(path: str, column: Any) -> int:
-    """Return the length that all rows have, found only from where rows begin."""
+    """Return the length that all rows have, looking only at where rows begin."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -24,7 +24,7 @@ T = TypeVar("T")
 OPEN = 256
 """Files kept open at a time: each holds a descriptor, and a process has about a thousand."""
 LARGE = 1 << 30
-"""Bytes from which on a set that is read in random order is not read ahead.
+"""Size in bytes from which a set that is read in random order is not read ahead.
 
 A smaller set is soon in memory as a whole, and large reads bring it there sooner.
 """

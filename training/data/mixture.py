@@ -1,4 +1,4 @@
-"""Several weighted sources read as one, in a fixed pattern without any randomness.
+"""Several weighted sources read as one, in a fixed pattern that only weights and seed decide.
 
 A pattern has about a thousand slots, divided among the sources by their weights, rounded. Sample k
 of the mixture takes slot k mod S, S being the pattern's length. The sample's number in its source

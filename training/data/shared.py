@@ -1,4 +1,4 @@
-"""Find a run's data on one rank: only one of a thousand lists and opens all files."""
+"""Find a run's data on one rank, so that only one of a thousand lists and opens all files."""
 
 from __future__ import annotations
 

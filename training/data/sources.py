@@ -32,7 +32,7 @@ from training.errors import RequestError, TrainingError
 
 BYTE_VOCABULARY = 256
 LARGE_VOCABULARY = 1024
-"""A model with at least this many ids is meant for those of a tokenizer."""
+"""A model with at least this many ids is meant for a tokenizer's ids."""
 _PACKED_KINDS: Mapping[str, Layout] = {"packed": LAYOUTS["16/14"], "packed-17/13": LAYOUTS["17/13"]}
 
 Source = Samples | Shards

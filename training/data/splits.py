@@ -85,7 +85,7 @@ class LocalTexts:
         streaming: bool = False,
         sample_by: str = "document",
     ) -> Any:
-        """Open a split by the library; if it is of files, a part such as train[:10%] will do.
+        """Open a split by the library; of files, it may also be a part such as train[:10%].
 
         column: what is read of JSON files; other kinds are read with all columns. sample_by: what
         counts as a text in .txt files. Raises RequestError for a split that does not exist, and

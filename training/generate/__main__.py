@@ -58,7 +58,7 @@ def write_text(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError and TrainingError."""
     given = _parser().parse_args(list(arguments))
     _refuse_unheeded(given)
-    if sys.stdout is None:  # as by `>&-`
+    if sys.stdout is None:  # as with `>&-`
         raise OutputError("is closed, and the text goes there")
     texts = [given.prompt] if given.prompts is None else read_prompts(given.prompts)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from training.models.language import LanguageModel
 
 AT_ONCE = 1024
-"""Tokens of the prompt that are read at once: more of them need memory, fewer need time."""
+"""Tokens of the prompt that are read at once: more need more memory, fewer more time."""
 
 
 def generate(

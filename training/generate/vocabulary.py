@@ -80,7 +80,7 @@ class Tokens:
         return open_tokenizer(str(self._path)).eos
 
     def encode(self, text: str) -> list[int]:
-        text.encode()  # raises for bytes from the shell that are not UTF-8; the library does not
+        text.encode()  # raises for what is not UTF-8; the library has no error of its own for it
         plain = self._tokenizer.encode(text, add_special_tokens=False).ids
         self._ids = [*self._before, *plain]
         self._given = len(self._ids)

@@ -208,7 +208,7 @@ def decay(points: int) -> float:
 def moving_average(ys: Sequence[float], constant: float) -> list[float]:
     """Average with weights that fall exponentially to both sides: constant ** distance.
 
-    Both sides are used because an average of earlier values only lags behind a falling loss. At the
+    Both sides are used because an average of only earlier values lags behind a falling loss. At the
     beginning, where the loss is steep, a value is averaged only as far ahead as there are values
     behind it. The weights in use are scaled to sum to 1 (the correction for bias). Values that are
     not finite do not count, and have NaN in their places.

@@ -69,7 +69,7 @@ class StreamReading:
 
 
 class Row(NamedTuple):
-    """Tokens of a lane, (l + 1,) or fewer, and where documents end, counted from the first one."""
+    """Tokens of a lane, (l + 1,) or fewer, and where documents end, as offsets in the row."""
 
     ids: Ids
     ends: Sequence[int]

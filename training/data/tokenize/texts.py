@@ -69,7 +69,7 @@ class Texts:
             raise self._fault(column, first) from error
 
     def _fault(self, column: Any, first: int) -> RequestError:
-        """Make the error for the document of a column, from number `first` on, not in UTF-8."""
+        """Make the error for the text not in UTF-8 in a column that begins with text `first`."""
         for number, text in enumerate(column, first + 1):
             try:
                 text.as_py()

@@ -70,7 +70,7 @@ class Progress:
             print(self._line(now - self._since), end=self._end(), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Let the last line stand on a terminal."""
+        """Keep the last line on a terminal."""
         if self._live:
             print(file=sys.stderr, flush=True)
 
