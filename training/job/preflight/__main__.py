@@ -19,7 +19,7 @@ from training.job.plan import make_plan, read_job
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check this node with the others; the exit code."""
+    """Check this node with the others; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python3 -m training.job.preflight",
         description=str(__doc__),

@@ -1,4 +1,4 @@
-"""What the accelerators' drivers say of them: nvidia-smi of GPUs, neuron-ls of Trainium chips."""
+"""What the drivers report of accelerators: nvidia-smi of GPUs, neuron-ls of Trainium chips."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Gpu:
 
 
 def has_gpus(root: Path, environment: Mapping[str, str]) -> bool:
-    """Tell whether this task has GPUs: as training.job.node counts them."""
+    """Tell whether this task has GPUs, counted as in training.job.node."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     return (named is None or bool(named_gpus(named))) and count_devices(root, "nvidia") > 0
 
 
 def check_gpus(environment: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Say which of the GPUs that this task may use are ill.
+    """Report faults of the GPUs that this task may use.
 
     Raises OSError if nvidia-smi cannot be started.
     """
@@ -74,7 +74,7 @@ def check_gpus(environment: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 def read_gpus(document: bytes) -> list[Gpu]:
-    """Read what `nvidia-smi -q -x` prints. Raises ElementTree.ParseError."""
+    """Parse the output of `nvidia-smi -q -x`. Raises ElementTree.ParseError."""
     log = ElementTree.fromstring(document)
     return [
         Gpu(
@@ -88,7 +88,7 @@ def read_gpus(document: bytes) -> list[Gpu]:
 
 
 def visible_gpus(gpus: Sequence[Gpu], named: str | None) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES names, by number or by (the beginning of) their UUID."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, by number or by the beginning of their UUID."""
     if named is None:
         return list(gpus)
     words = named_gpus(named)
@@ -100,9 +100,9 @@ def visible_gpus(gpus: Sequence[Gpu], named: str | None) -> list[Gpu]:
 
 
 def _gpu_faults(gpu: ElementTree.Element) -> list[str]:
-    """What is wrong. Fields that a driver or a GPU does not have are absent or N/A."""
+    """List a GPU's faults. Fields that its driver does not have are absent or N/A."""
     found = []
-    # Since the driver was loaded; older drivers call what cannot be corrected double-bit errors.
+    # Since the driver was loaded; older drivers call uncorrectable errors double-bit errors.
     counts = {one.tag: one.text for one in gpu.findall("ecc_errors/volatile/*")}
     counts["double_bit"] = gpu.findtext("ecc_errors/volatile/double_bit/total")
     for name, count in counts.items():
@@ -126,7 +126,7 @@ def count_chips(root: Path) -> int:
 def check_chips(
     root: Path, environment: Mapping[str, str], processes: int
 ) -> tuple[str, list[str]]:
-    """Compare what there is with what neuron-ls sees, and read the counts of memory errors.
+    """Compare the chips in /dev with those that neuron-ls sees, and count memory errors.
 
     Raises OSError if neuron-ls cannot be started.
     """

@@ -1,4 +1,4 @@
-"""What a node finds on itself, with nobody else: its report."""
+"""The checks that a node runs on its own, which make its report."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Check = Callable[[], tuple[str, list[str]]]
 
 MIB = 1 << 20
 LEAST_FREE = {"temporary": 256 * MIB, "memory": 64 * MIB}
-"""Bytes without which nothing can run: compiled kernels and logs; what Docker gives /dev/shm by
-default. What NCCL needs of that is shown by its all-reduce."""
+"""Free bytes without which nothing can run: for compiled kernels and logs; Docker's default size of
+/dev/shm. Whether that is enough for NCCL is shown by its all-reduce."""
 
-LOCK = "sqshforge/meta/lock.json"  # what the image was made of
-DRIVERS = ("nvidia", "efa", "neuron")  # modules of the kernel
+LOCK = "sqshforge/meta/lock.json"  # what the image was made from
+DRIVERS = ("nvidia", "efa", "neuron")  # kernel modules
 NO_VERSION = "none"
 
 
@@ -55,10 +55,10 @@ def check_node(
     folder = run("folder", write)
     room = run("space", lambda: check_space(root, environment))
     card = run("efa", lambda: checks_network.check_efa(root, environment))
-    # A little longer than nvidia-smi may take: what is said of that names it.
+    # A little longer than nvidia-smi may take: its own timeout, which names it, comes first.
     asked = checks_accelerator.SMI_TIMEOUT + 5
     driver = run("driver", lambda: _driver(plan, environment, root), asked)
-    # By now the workers have loaded torch, or soon will have.
+    # By now the workers have loaded torch, or soon will.
     probes: list[dict[str, Any]] = [{}]
 
     def use() -> tuple[str, list[str]]:
@@ -87,7 +87,7 @@ def check_node(
         findings=(driver, devices, card, folder, room, known, inside),
         versions=same,
         backend=backend,
-        # gloo joins each with each: one of a node is enough for the network between nodes.
+        # gloo joins each with each: one process a node is enough for the network between nodes.
         processes=workers.size if backend == "nccl" else 1,
         wrote=shared is not None and not folder.faults,
     )
@@ -102,7 +102,7 @@ def _driver(plan: Plan, environment: Mapping[str, str], root: Path) -> tuple[str
 
 
 def _used(probes: list[dict[str, Any]], gpus: bool) -> tuple[str, list[str]]:
-    """Judge what the workers say of the devices that they have used."""
+    """Judge what the workers report of the devices that they have used."""
     faults = [
         f"process {rank}: {one['fault']}" for rank, one in enumerate(probes) if "fault" in one
     ]
@@ -113,7 +113,7 @@ def _used(probes: list[dict[str, Any]], gpus: bool) -> tuple[str, list[str]]:
 
 
 def _inside(workers: Workers, seconds: float) -> tuple[str, list[str]]:
-    """Let the processes of this node compute together."""
+    """Have the processes of this node compute together."""
     with TemporaryDirectory(prefix="preflight-", ignore_cleanup_errors=True) as folder:
         order = {
             "do": "reduce",
@@ -128,7 +128,7 @@ def _inside(workers: Workers, seconds: float) -> tuple[str, list[str]]:
 
 
 def check_space(root: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Say which places are nearly full. Raises OSError for a folder that is not there."""
+    """Report folders that are nearly full or read-only. Raises OSError for a missing folder."""
     places = {
         "temporary": Path(environment.get("TMPDIR") or "/tmp"),
         "memory": root / "dev/shm",
@@ -151,7 +151,7 @@ def _size(count: int) -> str:
 def read_versions(
     root: Path, environment: Mapping[str, str], probe: Mapping[str, str]
 ) -> dict[str, str]:
-    """Collect them; `probe` has those of torch, from a process that has loaded it."""
+    """Collect versions; `probe` has torch's, from a process that has loaded it."""
     lock = root / LOCK
     found = {
         "python": platform.python_version(),
@@ -167,7 +167,7 @@ def read_versions(
 
 
 def _sources(folder: Path) -> bytes:
-    """Every source of the package with its name, in an order of their own."""
+    """Join every source of the package with its name, in a fixed order."""
     parts = []
     for path in sorted(folder.rglob("*.py")):
         data = path.read_bytes()

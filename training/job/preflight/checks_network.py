@@ -1,4 +1,4 @@
-"""What lies between the nodes: EFA cards, and the folder that all nodes must see."""
+"""What connects the nodes: EFA cards, and the folder that all of them must see."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEEN_WITHIN = 5.0
 
 
 def efa_cards(root: Path) -> list[str]:
-    """The names of the EFA devices, which libfabric's domains have too."""
+    """The names of the EFA devices, which libfabric also gives its domains."""
     found = []
     for one in sorted((root / "sys/class/infiniband").glob("*")):
         vendor = one / "device/vendor"
@@ -33,7 +33,7 @@ def efa_cards(root: Path) -> list[str]:
 
 
 def check_efa(root: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Say whether every card can be used. Raises OSError if fi_info cannot be started."""
+    """Check that every card can be used. Raises OSError if fi_info cannot be started."""
     found = efa_cards(root)
     if not found:
         return "no EFA here", []
@@ -74,7 +74,7 @@ def find_fi_info(environment: Mapping[str, str]) -> str | None:
 
 
 def libfabric_version(environment: Mapping[str, str]) -> str:
-    """The version of libfabric; empty if there is no fi_info, or it does not say."""
+    """The version of libfabric; empty if there is no fi_info or it does not tell."""
     program = find_fi_info(environment)
     if program is None:
         return ""
@@ -89,7 +89,7 @@ def libfabric_version(environment: Mapping[str, str]) -> str:
 
 
 class SharedFolder:
-    """One node's view of the folder."""
+    """One node's view of the shared folder."""
 
     def __init__(self, folder: Path, job: Job) -> None:
         self.folder, self._job = folder, job
@@ -98,7 +98,7 @@ class SharedFolder:
     def write(self, nonce: str) -> tuple[str, list[str]]:
         """Write this node's file. Raises OSError.
 
-        `nonce` is of this meeting alone: what an earlier one left is not taken for it.
+        `nonce` is this run's alone, so that files of an earlier preflight do not count.
         """
         self._place.mkdir(exist_ok=True)
         with self._file(self._job.node_rank).open("w") as file:
@@ -108,9 +108,10 @@ class SharedFolder:
         return str(self.folder), []
 
     def unseen(self, nonce: str, ranks: Iterable[int]) -> list[int]:
-        """Read the files of other nodes; those that are not there, or wrong, after `TIMEOUT`.
+        """Read other nodes' files; return the nodes whose file is missing or wrong at the end.
 
-        By their names, as NFS may go on for a minute to show a listing that it showed before.
+        The wait is `SEEN_WITHIN`. Files are opened by name, as NFS may show an old listing for a
+        minute.
         """
         left = list(ranks)
         until = time.monotonic() + SEEN_WITHIN
@@ -121,17 +122,17 @@ class SharedFolder:
             time.sleep(0.2)
 
     def has_come(self, rank: int) -> bool:
-        """Tell whether a node of this start has written its file, and is not through."""
+        """Tell whether a node of this start has written its file, and has not yet finished."""
         return self._file(rank).exists()
 
     def remove(self) -> None:
-        """Take this node's file away, and the place of all with the last one."""
+        """Remove this node's file, and with the last one the folder of all."""
         with contextlib.suppress(OSError):
             self._file(self._job.node_rank).unlink(missing_ok=True)
             self._place.rmdir()
 
     def remove_earlier(self) -> None:
-        """Take away what starts before this one left when they were killed."""
+        """Remove what earlier starts of the job left when they were killed."""
         for place in self.folder.glob(f".preflight.{self._job.id}.*"):
             if place != self._place:
                 shutil.rmtree(place, ignore_errors=True)
@@ -157,9 +158,9 @@ class BadNodes:
         self._found = self._stamp()
 
     def write(self, hosts: Iterable[str]) -> None:
-        """Put the hosts there, a line each, at once; without any, there is no file. Raises OSError.
+        """Write the hosts, a line each, in one step; remove the file if there are none.
 
-        What an earlier start of the job wrote is not of this one.
+        What an earlier start of the job wrote does not apply to this one. Raises OSError.
         """
         lines = "".join(f"{host}\n" for host in hosts)
         if not lines:
@@ -176,7 +177,7 @@ class BadNodes:
             staging.unlink(missing_ok=True)
 
     def is_news(self) -> bool:
-        """Tell whether another node has written it since this one began."""
+        """Tell whether another node has written the file since this one began."""
         return self._stamp() not in (None, self._found)
 
     def _stamp(self) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Node 0's part: hear every node, have them look at and compute with each other, judge, print."""
+"""Node 0's part: collect reports, have nodes check each other and compute together, and judge."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from training.job.preflight.rendezvous import Rendezvous
 from training.job.preflight.settings import NodeNames, Settings
 
 WIDTH = 32
-"""Nodes of a gloo group, each of which is connected with each."""
+"""Nodes of a gloo group, in which each node connects to every other."""
 
 GRACE = 10.0
-"""Seconds for a short answer of a node that is there."""
+"""Seconds for a short answer of a node that is present."""
 
 CHECKS = (
     "node",
@@ -36,11 +36,11 @@ CHECKS = (
     "inside",
     "across",
 )
-"""In the order of the table."""
+"""All checks, in the order of the table."""
 
 
 class Coordinator:
-    """Asks the nodes what is to be asked, and sends each home with what concerns it."""
+    """Leads the checks of all nodes, and ends by telling each node what concerns it."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Coordinator:
         nonce: str,
         port: int,
     ) -> None:
-        """Raises OSError if the port is taken."""
+        """Open the hub at `port`. Raises OSError if it is taken."""
         self._job, self._settings, self._names, self._clock = job, settings, names, clock
         self._began = time.monotonic()
         self._hub = Hub(port, job.run_id, job.nodes, {"nonce": nonce})
@@ -63,7 +63,7 @@ class Coordinator:
         self.port = self._hub.port
 
     def run(self) -> None:
-        """Conduct to the end. The nodes raise what is wrong, this one's own part among them."""
+        """Lead the checks to the end. Participants, this node's included, raise what is wrong."""
         try:
             self._hear()
             self._look()
@@ -79,11 +79,11 @@ class Coordinator:
                 self._rendezvous.close()
 
     def _hear(self) -> None:
-        """Collect the reports; who does not come, or leaves, is at fault."""
+        """Collect the reports; a node that does not connect, or leaves, is at fault."""
         everyone = range(self._job.nodes)
         limit = self._settings.limit
         answers = self._hub.gather(everyone, limit)
-        # Who came late has as long for its checks as the others.
+        # A node that connected late has as long for its checks as the others.
         answers |= self._hub.gather(self._hub.came - answers.keys(), limit)
         for rank, answer in sorted(answers.items()):
             try:
@@ -108,9 +108,9 @@ class Coordinator:
         self._faults += fault_isolation.own_faults(self._reports.values())
 
     def _look(self) -> None:
-        """Let nodes read files of each other: all those of node 0 and of the next, node 0 all.
+        """Have nodes read each other's files: every node those of node 0 and the next, node 0 all.
 
-        All are then in one folder, and n nodes open 3 n files.
+        That shows that all use one folder, and n nodes open only 3 n files.
         """
         nodes = [rank for rank, report in self._reports.items() if report.wrote]
         if len(nodes) < 2:
@@ -133,7 +133,7 @@ class Coordinator:
         self._add_seconds("folder", time.monotonic() - began)
 
     def _compare_clocks(self) -> None:
-        """Ask every clock: what it says was at a time between the question and the answer."""
+        """Ask every clock; its time was read at some moment between question and answer."""
         began, asked = time.monotonic(), self._clock()
         self._hub.ask({rank: {"do": "clock"} for rank in self._reports})
         offsets = {}
@@ -145,7 +145,7 @@ class Coordinator:
         self._rows.append(TableRow("clock", time.monotonic() - began, f"within {most:.2f} s"))
 
     def _compute(self) -> None:
-        """Let all nodes compute together that can; if they fail, find those that make them."""
+        """Have all nodes that can compute together do so; if they fail, find the cause."""
         backends = Counter(report.backend for report in self._reports.values() if report.backend)
         backend = backends.most_common(1)[0][0] if backends else ""
         nodes = [rank for rank, report in self._reports.items() if report.backend == backend]
@@ -165,7 +165,7 @@ class Coordinator:
         self._rows.append(TableRow("across", time.monotonic() - began, summary))
 
     def _find(self, nodes: Sequence[int], width: int) -> list[Fault]:
-        """Let all compute, and those that fail to in pairs, until it is known who is at fault."""
+        """Have all nodes compute together; if groups fail, try pairs to find the nodes at fault."""
         for number, groups in enumerate(tree_levels(nodes, width)):
             reasons = self._reduce(groups, f"all-{number}", self._settings.limit)
             failed = [group for group in groups if any(reasons[rank] for rank in group)]
@@ -174,11 +174,11 @@ class Coordinator:
         return []
 
     def _isolate(self, groups: Sequence[Sequence[int]], reasons: dict[int, str]) -> list[Fault]:
-        """Try neighbours in the groups that have failed, then the pairs that tell more."""
+        """Try neighbors in the groups that have failed, then the pairs that tell more."""
         tried: dict[Pair, bool] = {}
 
         def try_(pairs: list[Pair], name: str) -> None:
-            # Workers that hung start anew, and load torch, before the time of the pairs begins.
+            # Workers that hung start anew and load torch before the time of the pairs begins.
             ranks = [rank for pair in pairs for rank in pair]
             self._ask({rank: {"do": "ready"} for rank in ranks}, self._settings.limit)
             answers = self._reduce([list(pair) for pair in pairs], name, self._settings.pair_limit)
@@ -205,7 +205,7 @@ class Coordinator:
         ]
 
     def _reduce(self, groups: Sequence[Sequence[int]], name: str, seconds: float) -> dict[int, str]:
-        """Let the nodes of each group sum what is known; by rank, what failed, or nothing."""
+        """Have each group compute a known sum; return each node's error by rank, empty if none."""
         messages = {}
         for group in groups:
             first = 0
@@ -235,7 +235,7 @@ class Coordinator:
         return {rank: answer.value for rank, answer in answers.items()}
 
     def _send_home(self) -> None:
-        """Tell every node the outcome; the first good one writes the bad ones down."""
+        """Tell every node the outcome; the first good one writes down the bad ones."""
         for rank in self._hub.lost & self._reports.keys():
             self._faults.append(Fault("node", rank, "it has ended during the checks"))
         bad = sorted({fault.rank for fault in self._faults if fault.rank is not None})
@@ -258,7 +258,7 @@ class Coordinator:
         self._ask(messages, 0)
 
     def _rendezvous_port(self) -> int:
-        """Raises OSError if the store could not be opened."""
+        """The port of the store. Raises OSError if the store could not be opened."""
         assert self._rendezvous is not None
         return self._rendezvous.port(self._settings.limit)
 
@@ -270,13 +270,13 @@ class Coordinator:
 
 
 def _among(group: Sequence[int], pairs: Mapping[Pair, bool]) -> dict[Pair, bool]:
-    """Those of the pairs that are of a group."""
+    """Select the pairs that belong to a group."""
     return {pair: well for pair, well in pairs.items() if pair[0] in group}
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A check over all nodes."""
+    """One check's result over all nodes."""
 
     check: str
     seconds: float  # of the slowest node
@@ -284,7 +284,7 @@ class TableRow:
 
 
 def report_rows(reports: Sequence[Report]) -> list[TableRow]:
-    """What most nodes found in their own checks."""
+    """Summarize the nodes' own checks by what most nodes found."""
     found = []
     for name in CHECKS:
         own = [one for report in reports for one in report.findings if one.check == name]
@@ -297,7 +297,7 @@ def report_rows(reports: Sequence[Report]) -> list[TableRow]:
 def format_table(
     nodes: int, seconds: float, lines: Iterable[TableRow], faults: Sequence[Fault]
 ) -> str:
-    """Tell every check, in the order of CHECKS."""
+    """Format the result of every check, in the order of CHECKS."""
     bad = {fault.check for fault in faults}
     ordered = sorted(lines, key=lambda row: CHECKS.index(row.check))
     found = []
@@ -309,7 +309,7 @@ def format_table(
 
 
 def fault_lines(faults: Iterable[Fault], names: NodeNames) -> list[str]:
-    """A line a fault, by node."""
+    """Format the faults, a line each, in the order of the nodes."""
     ordered = sorted(faults, key=lambda one: (one.rank is None, one.rank or 0))
     return [f"{_whose(fault, names)}{fault.check}: {fault.text}" for fault in ordered]
 

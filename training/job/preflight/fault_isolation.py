@@ -1,4 +1,4 @@
-"""From what nodes saw to faults, and whose they are: no look at anything, only judgement."""
+"""Judge from what nodes saw what is wrong, and on which node: pure functions."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from training.job.preflight.settings import NodeNames
 Pair = tuple[int, int]  # of ranks
 
 SKEW = 5.0
-"""Seconds that a clock may be off. Those that a time server sets differ by milliseconds: one that
-is off by this has none, and drifts on until munge (300 s) and S3 (15 minutes) refuse its word."""
+"""Seconds that a clock may be off. Clocks set by a time server differ by milliseconds: one that is
+off by this much has none, and drifts on until munge (300 s) and S3 (15 minutes) reject it."""
 
 UNKNOWN = "which is right is not known"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The nodes that are at fault, and what is not known."""
+    """The nodes that are at fault, and differences whose fault is not known."""
 
-    odd: frozenset[int] = frozenset()  # well with none of the majority
-    apart: tuple[frozenset[int], ...] = ()  # groups without a majority, each well in itself
-    links: tuple[Pair, ...] = ()  # two of the majority that are not well with each other
+    odd: frozenset[int] = frozenset()  # works with none of the majority
+    apart: tuple[frozenset[int], ...] = ()  # groups without a majority; nodes work within each
+    links: tuple[Pair, ...] = ()  # two of the majority that fail with each other
 
 
 def majority(groups: Iterable[frozenset[int]]) -> frozenset[int] | None:
-    """The group that is larger than every other; None if there is no such."""
+    """The group that is larger than every other; None if there is none."""
     first, *others = sorted(groups, key=len, reverse=True)
     return None if others and len(others[0]) == len(first) else first
 
 
 def isolate(nodes: Iterable[int], pairs: Mapping[Pair, bool]) -> Verdict:
-    """Judge nodes by the pairs that were tried, True for those that are well together."""
+    """Judge nodes by the pairs that were tried; True marks a pair that worked."""
     groups = connected(nodes, [pair for pair, well in pairs.items() if well])
     most = majority(groups)
     if most is None:
@@ -45,7 +45,7 @@ def isolate(nodes: Iterable[int], pairs: Mapping[Pair, bool]) -> Verdict:
 
 
 def connected(nodes: Iterable[int], pairs: Iterable[Pair]) -> list[frozenset[int]]:
-    """Group the nodes that are joined by pairs, in the order of their lowest ranks."""
+    """Group the nodes that pairs connect; groups are in the order of their lowest ranks."""
     group = {node: {node} for node in nodes}
     for one, other in pairs:
         if group[one] is not group[other]:
@@ -57,10 +57,10 @@ def connected(nodes: Iterable[int], pairs: Iterable[Pair]) -> list[frozenset[int
 
 
 def tree_levels(nodes: Sequence[int], width: int) -> list[list[list[int]]]:
-    """Groups of at most `width` in a tree: all are in the first level, their leaders in the next.
+    """Group nodes in a tree, `width` to a group: all on the first level, their leaders on the next.
 
-    With n nodes there are n / width groups on the first level, so that n nodes make some n * width
-    connections where a group connects each with each, and not n * n.
+    With n nodes the first level has n / width groups. If a group connects each node with each, that
+    makes some n * width connections, and not n * n.
     """
     found = []
     while len(nodes) > 1:
@@ -71,7 +71,7 @@ def tree_levels(nodes: Sequence[int], width: int) -> list[list[list[int]]]:
 
 
 def ring_rounds(nodes: Sequence[int]) -> list[list[Pair]]:
-    """Every node with both its neighbours, in rounds in which each is in one pair at most."""
+    """Pair every node with both its neighbors, in rounds with each node in at most one pair."""
     count = len(nodes)
     if count < 3:
         return [[(nodes[0], nodes[1])]] if count == 2 else []
@@ -82,10 +82,10 @@ def ring_rounds(nodes: Sequence[int]) -> list[list[Pair]]:
 
 
 def further_pairs(nodes: Sequence[int], pairs: Mapping[Pair, bool]) -> list[Pair]:
-    """Pairs that tell more once the ring is known: each node in one at most, none tried before.
+    """Choose pairs that tell more after the ring: each node in at most one, none tried before.
 
-    An odd node may have bad neighbours on both sides: it is tried with one of the majority. Where
-    there is no majority, nodes are tried with the ones after their neighbours.
+    An odd node may have bad neighbors on both sides: it is tried with one of the majority. Without
+    a majority, nodes are tried with the node after their neighbor.
     """
     tried = {frozenset(pair) for pair in pairs}
     judged = isolate(nodes, pairs)
@@ -106,7 +106,7 @@ def further_pairs(nodes: Sequence[int], pairs: Mapping[Pair, bool]) -> list[Pair
 
 
 def own_faults(reports: Iterable[Report]) -> list[Fault]:
-    """What the nodes found wrong on themselves."""
+    """The faults that nodes found on themselves."""
     return [
         Fault(finding.check, report.rank, fault)
         for report in reports
@@ -116,7 +116,7 @@ def own_faults(reports: Iterable[Report]) -> list[Fault]:
 
 
 def version_faults(reports: Sequence[Report], names: NodeNames) -> list[Fault]:
-    """Every version must be that of the most nodes."""
+    """Report nodes with other versions than most nodes have."""
     faults = []
     for what in sorted({name for report in reports for name in report.versions}):
         having: defaultdict[str, set[int]] = defaultdict(set)
@@ -138,7 +138,7 @@ def version_faults(reports: Sequence[Report], names: NodeNames) -> list[Fault]:
 
 
 def folder_faults(nodes: Sequence[int], seen: Mapping[Pair, bool], names: NodeNames) -> list[Fault]:
-    """Judge who sees whose file, by pairs in both directions."""
+    """Judge which nodes see each other's files; a pair covers both directions."""
     what = "the same folder as CHECKPOINTS"
     judged = isolate(nodes, seen)
     faults = [
@@ -162,7 +162,7 @@ def folder_faults(nodes: Sequence[int], seen: Mapping[Pair, bool], names: NodeNa
 
 
 def clock_faults(offsets: Mapping[int, tuple[float, float]], names: NodeNames) -> list[Fault]:
-    """Judge clocks by (seconds ahead of node 0's, how far that may be wrong either way)."""
+    """Judge clocks; offsets are (seconds ahead of node 0, error of that in either direction)."""
     if not offsets:
         return []
     usual = statistics.median_low(ahead for ahead, _ in offsets.values())
@@ -185,9 +185,9 @@ def clock_faults(offsets: Mapping[int, tuple[float, float]], names: NodeNames) -
 def network_faults(
     nodes: Sequence[int], pairs: Mapping[Pair, bool], reasons: Mapping[int, str], names: NodeNames
 ) -> list[Fault]:
-    """Judge which nodes fail to compute together, by the pairs that were tried once all had failed.
+    """Judge which nodes fail to compute together, by pairs tried after all together had failed.
 
-    `reasons` has what the nodes of failed pairs said last, by rank.
+    `reasons` has the last error of each node of a failed pair, by rank.
     """
     judged = isolate(nodes, pairs)
     faults = []

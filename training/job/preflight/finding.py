@@ -1,4 +1,4 @@
-"""What checks saw, and what is wrong; and how a check runs that may never return."""
+"""What checks saw and what is wrong, and how to run a check that may never return."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 TIMEOUT = 30
-"""Seconds for one check of a node's own, but for the driver: a file system may never answer."""
+"""Seconds for one of a node's own checks, except the driver's: a file system may never answer."""
 
 T = TypeVar("T")
 
@@ -20,13 +20,13 @@ class Finding:
 
     check: str
     seconds: float
-    summary: str  # what there is; of a node that is well, too
+    summary: str  # what there is, given for a healthy node too
     faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, and the node that it is wrong on; None where that is not known."""
+    """What is wrong, and the node on which it is wrong; None if that is not known."""
 
     check: str
     rank: int | None
@@ -38,19 +38,19 @@ class Report:
     """What a node reports of itself to node 0."""
 
     rank: int
-    name: str  # that Slurm has for it; empty if it is not known
+    name: str  # Slurm's; empty if not known
     findings: tuple[Finding, ...]
     versions: Mapping[str, str]
     backend: str  # of torch.distributed; empty if its processes cannot compute together
     processes: int  # processes that take part when all nodes compute together
-    wrote: bool  # its file in the shared folder
+    wrote: bool  # whether it wrote its file in the shared folder
 
     def pack(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def unpack(cls, packed: dict[str, Any]) -> Report:
-        """Raises KeyError or TypeError for one that another version of this program made."""
+        """Unpack a report. Raises KeyError or TypeError if another version of this made it."""
         findings = tuple(
             Finding(**{**one, "faults": tuple(one["faults"])}) for one in packed["findings"]
         )
@@ -60,7 +60,7 @@ class Report:
 def run_check(
     name: str, work: Callable[[], tuple[str, list[str]]], seconds: float = TIMEOUT
 ) -> Finding:
-    """Run one check; it gives what it saw and its faults, and what it raises is a fault too."""
+    """Run one check, which returns a summary and faults; a timeout or OSError is a fault too."""
     began = monotonic()
     try:
         summary, faults = call_with_timeout(seconds, work)
@@ -73,9 +73,9 @@ def run_check(
 
 
 def call_with_timeout(seconds: float, work: Callable[[], T]) -> T:
-    """Give what `work` gives, or raise what it raises; TimeoutError if it takes longer.
+    """Return what `work` returns or raise what it raises; TimeoutError if it takes longer.
 
-    What hangs is left behind in its thread, which does not keep the process from ending.
+    Work that hangs is left behind in a thread that does not keep the process from ending.
     """
     results: list[T] = []
     errors: list[BaseException] = []

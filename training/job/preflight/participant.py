@@ -1,4 +1,4 @@
-"""A node's part, node 0's too: come, tell what it finds, do what the coordinator asks, go home."""
+"""A node's part, also node 0's: connect, report its findings, and do what the coordinator asks."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def run(
     clock: Callable[[], float] = time.time,
     root: Path = Path("/"),
 ) -> None:
-    """Check this node and, with the others of the job, all. Every node of it must call this.
+    """Check this node and, with the other nodes of the job, all. Every node must call this.
 
-    `clock` is this node's, in seconds since 1970; `root` is where its /sys and /dev are looked at.
-    Raises BadNode on all nodes if one is bad, or cannot be met; RequestError.
+    `clock` is this node's, in seconds since 1970; `root` is where /sys and /dev are looked for.
+    Raises BadNode on all nodes if one is bad or cannot be reached, and RequestError.
     """
     settings = read_settings(environment)
     job = plan.job
@@ -61,7 +61,7 @@ def run(
 
 
 class Participant:
-    """One node in its talk with the coordinator."""
+    """One node's side of the conversation with the coordinator."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class Participant:
             self._shared = SharedFolder(settings.shared, plan.job)
             if plan.job.id != "local":
                 self._bad_nodes = BadNodes(settings.shared, plan.job)
-        # A Neuron core belongs to one process, and to load a program takes it minutes: there one
-        # worker tries the hosts' network.
+        # A Neuron core belongs to one process, which takes minutes to load a program: there a
+        # single worker tries the hosts' network instead.
         self._workers = Workers(
             1 if checks_accelerator.count_chips(root) else plan.processes,
             {**environment, **{one.name: one.value for one in plan.variables}},
         )
 
     def run(self, address: str, port: int) -> None:
-        """Come, and stay to the end. Raises BadNode if any node is bad, or the first is gone."""
+        """Take part to the end. Raises BadNode if any node is bad, or node 0 is gone."""
         with self._workers:
             wire = self._meet(address, port)
             try:
@@ -104,7 +104,7 @@ class Participant:
                     self._calmly(self._shared.remove)
 
     def _meet(self, address: str, port: int) -> Wire:
-        """Connect, and say who this is."""
+        """Connect, introduce this node, and report its own checks. Raises TrainingError."""
         job, limit = self._plan.job, self._settings.limit
         try:
             wire = connect(address, port, limit)
@@ -116,7 +116,7 @@ class Participant:
         if "refused" in welcome:
             raise TrainingError(f"preflight: {address}:{port}: {welcome['refused']}", local=True)
         self._nonce = welcome["nonce"]
-        # In nine tenths of the time that there is, so that even what hangs is reported in time.
+        # In nine tenths of the time, so that even a check that hangs is reported before the limit.
         report = checks_local.check_node(
             self._plan,
             self._environment,
@@ -167,7 +167,7 @@ class Participant:
         return {"fault": next((one["fault"] for one in answers if "fault" in one), "")}
 
     def _end(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Print the table if there is one, and write down who is bad if it is this node's turn."""
+        """Print the table if there is one, and write down the bad nodes if asked to."""
         if "table" in asked:
             print(asked["table"], flush=True)
         bad_nodes = self._bad_nodes
@@ -192,7 +192,7 @@ class Participant:
         raise BadNode("\n  ".join(["preflight: the job cannot train on these nodes", *lines]))
 
     def _why_not(self, place: str, error: Exception) -> str:
-        """Say why the first node cannot be met, and name it as bad if it has not come at all."""
+        """Say why node 0 cannot be reached, and record it as bad if it never came."""
         shared, bad_nodes = self._shared, self._bad_nodes
         if shared is not None and self._calmly(lambda: shared.has_come(0)):
             return (
@@ -206,7 +206,7 @@ class Participant:
 
     @staticmethod
     def _calmly(work: Callable[[], object]) -> object:
-        """Do what is not worth an error of its own, at most for a while."""
+        """Do work that is not worth an error of its own, within a time limit."""
         try:
             return call_with_timeout(WRITING, work)
         except OSError:

@@ -1,4 +1,4 @@
-"""How the nodes talk with node 0: a line of JSON at a time over TCP, a limit to every wait."""
+"""How the nodes talk with node 0: one line of JSON at a time over TCP, every wait limited."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST = 1 << 22
-"""Bytes of a line: more is not ours."""
+"""Bytes of a line: a longer one does not come from this program."""
 
 SENDING = 5.0
-"""Seconds that a node gets to take a message; it waits for nothing else."""
+"""Seconds for a node to take a message; it does nothing but wait for one."""
 
 
 class Wire:
-    """A connection to the hub, from the side of a node."""
+    """A node's connection to the hub."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._lines = Lines()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Raises OSError if the other side is gone."""
+        """Send a message. Raises OSError if the other side is gone."""
         self._socket.sendall(encode(message))
 
     def receive(self, seconds: float) -> dict[str, Any]:
@@ -46,13 +46,13 @@ class Wire:
 
 
 class Lines:
-    """Messages out of the bytes that come. Iterating takes those that are complete."""
+    """Splits received bytes into messages. Iterating takes those that are complete."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def add(self, data: bytes) -> None:
-        """Raises ValueError for what is too long to be a message."""
+        """Add received bytes. Raises ValueError if they are too long for a message."""
         self._rest += data
         if len(self._rest) > LONGEST:
             raise ValueError("too long")
@@ -61,7 +61,7 @@ class Lines:
         return self
 
     def __next__(self) -> dict[str, Any]:
-        """Raises ValueError for a line that is no message."""
+        """Take the next complete message. Raises ValueError for a line that is not one."""
         line, end, rest = self._rest.partition(b"\n")
         if not end:
             raise StopIteration
@@ -77,7 +77,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def connect(address: str, port: int, seconds: float) -> Wire:
-    """Connect, trying until there is someone. Raises OSError if there is none."""
+    """Connect, retrying until somebody listens. Raises OSError if nobody does in time."""
     until = time.monotonic() + seconds
     while True:
         left = until - time.monotonic()
@@ -95,7 +95,7 @@ def connect(address: str, port: int, seconds: float) -> Wire:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node answered, and when it came (time.monotonic())."""
+    """A node's answer, and when it arrived (time.monotonic())."""
 
     value: dict[str, Any]
     at: float
@@ -105,19 +105,19 @@ class Answer:
 class _Caller:
     socket: socket.socket
     lines: Lines = field(default_factory=Lines)
-    rank: int | None = None  # until it has said who it is
+    rank: int | None = None  # None until it has said who it is
 
 
 class Hub:
-    """Asks the nodes, and hears their answers. Used by one thread."""
+    """Sends messages to the nodes and gathers their answers. For use by one thread."""
 
     def __init__(self, port: int, run_id: str, nodes: int, welcome: dict[str, Any]) -> None:
-        """Raises OSError if the port is taken. `welcome` is said to everyone who comes."""
+        """Listen at `port`; every node that connects is sent `welcome`. Raises OSError if taken."""
         self._run_id, self._nodes, self._welcome = run_id, nodes, welcome
         self._callers: dict[int, _Caller] = {}
         self._answers: dict[int, Answer] = {}
         self._round = 0
-        self.lost: set[int] = set()  # came, and went without having been sent home
+        self.lost: set[int] = set()  # connected, and went before the end
         self._server = socket.create_server(("", port), backlog=max(128, nodes))
         self._server.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -133,7 +133,7 @@ class Hub:
         return {*self._callers, *self.lost}
 
     def ask(self, messages: dict[int, dict[str, Any]]) -> None:
-        """Send each node its message. Answers to those before do not count any more."""
+        """Send each node its message. Answers to earlier messages no longer count."""
         self._round += 1
         self._answers.clear()
         for rank, message in messages.items():
@@ -142,7 +142,7 @@ class Hub:
                 self._send(caller, {**message, "round": self._round})
 
     def gather(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
-        """Wait for an answer of each; those of the nodes that gave one in time."""
+        """Wait for an answer of each node; return those that came in time."""
         wanted = set(ranks)
         until = time.monotonic() + seconds
         while not wanted <= self._answers.keys() | self.lost:
@@ -163,7 +163,7 @@ class Hub:
         self._selector.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # gone again
+        with contextlib.suppress(OSError):  # the caller is gone again
             connection, _ = self._server.accept()
             connection.settimeout(SENDING)
             self._selector.register(connection, selectors.EVENT_READ, _Caller(connection))

@@ -17,7 +17,7 @@ from training.job.preflight.finding import call_with_timeout
 
 
 class Rendezvous:
-    """Starts the store's process at once, as loading torch takes seconds."""
+    """The store's process; it is started at once, as loading torch takes seconds."""
 
     def __init__(self) -> None:
         self._port = 0
@@ -30,7 +30,7 @@ class Rendezvous:
         )
 
     def port(self, seconds: float) -> int:
-        """Wait for its port. Raises OSError if there is none in time."""
+        """Wait for the store's port. Raises OSError if there is none in time."""
         if not self._port:
             assert self._process.stdout is not None
             line = call_with_timeout(seconds, self._process.stdout.readline)
@@ -45,7 +45,7 @@ class Rendezvous:
 
 
 def main() -> None:
-    """Keep a store at any free port until standard input ends; it writes the port to its output."""
+    """Keep a store at any free port, which it prints, until standard input ends."""
     with loading():
         from torch.distributed import TCPStore
 

@@ -1,4 +1,4 @@
-"""What the environment says to preflight: what is asked of it, and what the nodes are called."""
+"""What preflight reads from the environment: its settings, and the names of the nodes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from training.job.plan import PORTS, Job
 
 @dataclass(frozen=True)
 class Settings:
-    """Read from PREFLIGHT, PREFLIGHT_SECONDS and CHECKPOINTS."""
+    """The settings in PREFLIGHT, PREFLIGHT_SECONDS and CHECKPOINTS."""
 
     wanted: bool
-    limit: float  # seconds to come, for a node's own checks, and for the all-reduce: each
-    shared: Path | None  # the folder that all nodes see
+    limit: float  # seconds, each: to connect, for a node's own checks, for the all-reduce
+    shared: Path | None  # the folder that all nodes must see
 
     @property
     def pair_limit(self) -> float:
-        """Seconds for two nodes to compute together, once all have failed to."""
+        """Seconds for two nodes to compute together, after all together have failed to."""
         return self.limit / 4
 
     @property
     def timeout(self) -> float:
-        """Seconds without a word from node 0 that are more than it can need."""
+        """Seconds without a word from node 0: more than it can need between two messages."""
         return 8 * self.limit + 120
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Read the variables; an empty one is not there. Raises RequestError."""
+    """Read the variables; an empty one counts as unset. Raises RequestError."""
     wanted = environment.get("PREFLIGHT") or "1"
     if wanted not in ("0", "1"):
         raise RequestError(f"PREFLIGHT: must be 0 (left out) or 1, not {wanted!r}")
@@ -47,10 +47,10 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 
 
 def coordinator_port(job: Job) -> int:
-    """The port of node 0's hub; 0, any free one, where node 0 is alone.
+    """The port of node 0's hub; 0, any free one, if node 0 is alone.
 
-    Half the launcher's range away from the job's own port: the next job's would be too near where
-    nodes are shared, as jobs of neighbouring numbers run together.
+    Half the launcher's range away from the job's own port: one next to it could be another job's
+    where nodes are shared, as jobs with neighboring numbers run at the same time.
     """
     first, count = PORTS
     if job.nodes == 1:
@@ -65,23 +65,23 @@ class NodeNames:
 
     def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
         given = environment.get("NODES", "").split()
-        # Of another number, they are the job's and not those of a step on some of its nodes.
+        # If their number differs, they are the job's, and this is a step on some of its nodes.
         self._hosts = dict(enumerate(given)) if len(given) == job.nodes else {}
 
     def learn(self, rank: int, host: str) -> None:
-        """Take the name that a node gives itself where the launcher gave none."""
+        """Use the name that a node gives itself, unless the launcher gave one."""
         if host:
             self._hosts.setdefault(rank, host)
 
     def host(self, rank: int) -> str:
-        """Slurm's name, by which it can be excluded; empty if it is not known."""
+        """Slurm's name of a node, by which it can be excluded; empty if not known."""
         return self._hosts.get(rank, "")
 
     def __getitem__(self, rank: int) -> str:
         return self._hosts.get(rank) or f"node {rank}"
 
     def several(self, ranks: Iterable[int]) -> str:
-        """Name several, the first eight of many."""
+        """Name several nodes, but at most the first eight."""
         named = [self[rank] for rank in sorted(ranks)]
         more = f" and {len(named) - 8} more" if len(named) > 8 else ""
         return ", ".join(named[:8]) + more

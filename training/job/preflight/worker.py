@@ -30,13 +30,13 @@ with loading():
 SIZE = 1 << 20
 """Elements of the all-reduce, 4 MiB: enough for every channel of NCCL to have work."""
 
-SIDE = {"cuda": 4096, "cpu": 256}  # of the matrices
+SIDE = {"cuda": 4096, "cpu": 256}  # rows and columns of the matrices
 HELD = 1 << 30
-"""Bytes of GPU memory that are taken and written."""
+"""Bytes of GPU memory that are allocated and written."""
 
 
 def main(local_rank: int, descriptor: int) -> None:
-    """Do what is ordered until standard input ends."""
+    """Carry out orders until standard input ends."""
     answers = os.fdopen(descriptor, "w")
     orders: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
@@ -50,13 +50,13 @@ def main(local_rank: int, descriptor: int) -> None:
         try:
             answer = tasks[order.pop("do")](local_rank, **order)
         except Exception as error:
-            # What NCCL has not finished may hang at the next call: the process is of no more use.
+            # What NCCL has not finished may hang the next call: the process is of no more use.
             answer = {"fault": brief(error), "spent": torch.cuda.is_initialized()}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 def probe(local_rank: int) -> dict[str, Any]:
-    """Use the device: take memory, multiply matrices whose product is known."""
+    """Use the device: allocate memory, and multiply matrices whose product is known."""
     device = _device(local_rank)
     found = {
         "backend": "nccl" if device.type == "cuda" else "gloo",
@@ -78,14 +78,14 @@ def probe(local_rank: int) -> dict[str, Any]:
 
 
 def ready(local_rank: int) -> dict[str, Any]:
-    """Answer: torch has been loaded."""
+    """Answer, which shows that torch is loaded."""
     return {}
 
 
 def multiply(device: torch.device) -> str:
-    """Compare a product with the same sum in integers on the CPU; what is wrong, or nothing.
+    """Compare a matrix product's row sums with integer ones of the CPU; return the fault, or "".
 
-    The numbers are whole and small, so that they are exact in TF32 too: tensor cores are tried.
+    The numbers are whole and small, and so exact in TF32 too: this tries the tensor cores.
     """
     side = SIDE[device.type]
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -101,10 +101,10 @@ def multiply(device: torch.device) -> str:
 def reduce(
     local_rank: int, *, store: list[Any], name: str, rank: int, world: int, seconds: float
 ) -> dict[str, Any]:
-    """Sum over `world` processes what each has, and compare with the known sum.
+    """Sum a contribution of each of `world` processes, and compare with the known sum.
 
-    `store` is where they meet: [FILE] on one node, or [ADDRESS, PORT]; `name` is this meeting's.
-    It takes `seconds` to meet at most, and as many for the sum, if no library hangs.
+    `store` is where they meet: [FILE] on one node, or [ADDRESS, PORT]; `name` identifies this
+    meeting. Meeting takes at most `seconds`, and so does the sum, unless a library hangs.
     """
     device = _device(local_rank)
     limit = timedelta(seconds=seconds)
@@ -123,7 +123,7 @@ def reduce(
     try:
         value = contribution(rank).to(device)  # (SIZE,)
         dist.all_reduce(value)
-        # Whole numbers, exact in fp32 as long as they are below 2^24: for 5,700 processes.
+        # Whole numbers are exact in fp32 below 2^24, which is enough for 5,700 processes.
         wanted = pattern() * world + world * (world + 1) // 2
         wrong = int((value.cpu() != wanted).sum())
     finally:
@@ -132,18 +132,18 @@ def reduce(
 
 
 def contribution(rank: int) -> torch.Tensor:
-    """What a process brings to the sum, (SIZE,): its rank + 1, on a pattern."""
+    """What a process adds to the sum, (SIZE,): the pattern plus its rank + 1."""
     return pattern() + (rank + 1)
 
 
 def pattern() -> torch.Tensor:
-    """Small whole numbers, (SIZE,), so that a place taken for another one shows."""
+    """Small whole numbers, (SIZE,), so that misplaced elements show."""
     return torch.arange(SIZE, dtype=torch.float32) % 7
 
 
 def brief(error: Exception) -> str:
-    """The first and the last line of an error: libraries put a stack between them."""
-    text = re.sub(r"\[/\S+\] ?", "", str(error))  # the places in their sources
+    """The first and last line of an error: libraries put a stack between them."""
+    text = re.sub(r"\[/\S+\] ?", "", str(error))  # positions in their sources
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = lines[:1] + lines[1:][-1:] or [type(error).__name__]
     return " ... ".join(line[:200] for line in said)

@@ -1,4 +1,4 @@
-"""A node's workers: processes that use its devices, one for each of the training to come."""
+"""A node's workers: processes that use its devices, one for each process of the training."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from training.job.children import signal_name
 
 PROGRAM = ("-m", "training.job.preflight.worker")
 ENDING = 10.0
-"""Seconds that a process gets to end before it is killed."""
+"""Seconds that a worker has to end before it is killed."""
 
-_CHATTER = re.compile(r"\[[IW]\d{4} ")  # warnings of torch's, which say nothing of its end
+_CHATTER = re.compile(r"\[[IW]\d{4} ")  # torch's log lines, which do not explain its end
 
 
 class Workers:
-    """Starts them, gives them orders, and ends them. Use it in a `with`."""
+    """Starts workers, gives them orders, and ends them. Use it in a `with`."""
 
     def __init__(self, size: int, environment: Mapping[str, str]) -> None:
         self.size = size
@@ -33,7 +33,7 @@ class Workers:
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Workers:
-        """Start them: loading torch takes seconds, in which the caller may do other things."""
+        """Start the workers without waiting for the seconds in which they load torch."""
         self._start()
         return self
 
@@ -41,9 +41,9 @@ class Workers:
         self.stop()
 
     def ask(self, orders: Sequence[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
-        """Give an order to each of the first processes; their answers, with `fault` if it failed.
+        """Give each order to a worker, by rank; return the answers, with `fault` for a failure.
 
-        If one gives no answer in time, or says that it can do no more, all are started anew.
+        If a worker does not answer in time, or is of no more use, all are started anew.
         """
         until = time.monotonic() + seconds
         asked = self._workers[: len(orders)]
@@ -56,7 +56,7 @@ class Workers:
         return answers
 
     def stop(self) -> None:
-        """End them; when this returns they hold no device."""
+        """End the workers; when this returns they hold no device."""
         for worker in self._workers:
             worker.release()
         until = time.monotonic() + ENDING
@@ -88,7 +88,7 @@ class _Worker:
 
     def order(self, order: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended: there will be no answer
+        with contextlib.suppress(OSError):  # the worker has ended: there will be no answer
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
@@ -105,7 +105,7 @@ class _Worker:
         return answer
 
     def release(self) -> None:
-        """Let it end, which it does when its input does; one that hangs is killed in time."""
+        """Close the input, at which the worker ends; `end` kills one that hangs."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -115,7 +115,7 @@ class _Worker:
             self._process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            # One that waits in the kernel for a broken device does not die; it is left to it.
+            # A process that waits in the kernel for a broken device does not die: leave it behind.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(ENDING)
         self._log.close()
@@ -125,8 +125,8 @@ class _Worker:
         return {"fault": f"{what}: {said}" if said else what, "spent": True}
 
     def _said(self) -> str:
-        """The last line that it wrote to its log."""
-        # Not by seek(): the place in the file is the process's own, too.
+        """The last line that the worker wrote to its log."""
+        # Not with seek(): the process shares the position in the file.
         size = os.fstat(self._log.fileno()).st_size
         data = os.pread(self._log.fileno(), 4096, max(0, size - 4096))
         lines = data.decode(errors="replace").split("\n")
