@@ -1,4 +1,4 @@
-"""The part of a node's agent that decides, without torch: what it knows, what it says and notes."""
+"""The part of a node's agent that decides, without torch: what it knows, logs and notes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from training.job.restart.roster import SILENCE
 from training.job.restart.steps import StepReader
 
 LOOK = 0.2
-"""Seconds between two looks whether the first step of a start is over."""
+"""Seconds between two looks for the end of a start's first step."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Decision:
 
     @classmethod
     def of(cls, text: str) -> Decision:
-        """Read what `text` has written."""
+        """Parse what the property `text` gives."""
         record = json.loads(text)
         verdict = Verdict(step=Step(record["then"]), why=record["why"])
         return cls(Failure(**record["failure"]), verdict)
@@ -62,10 +62,11 @@ class RestartControl:
         memory: MemoryFolder | None = None,
         why_not_on: Callable[[int], str] = lambda nodes: "",
     ) -> None:
-        """Begin. environment: of the ranks, which learn there where to note their steps.
+        """Read what is known from earlier starts of the job.
 
-        memory: where they keep copies of checkpoints from one start to the next. why_not_on: says
-        why the run cannot go on with so many nodes, fewer than it had; empty where it can.
+        environment: the ranks', which gets the name of the file for their steps. memory: where they
+        keep copies of checkpoints from one start to the next. why_not_on: says why the run cannot
+        go on with a smaller number of nodes; empty if it can.
         """
         self._memory, self._why_not_on = memory, why_not_on
         self._job, self._ledger, self._budget = job, ledger, budget
@@ -88,22 +89,22 @@ class RestartControl:
 
     @property
     def decides(self) -> bool:
-        """Whether there is anything cheaper than a requeue to decide on."""
+        """Whether anything cheaper than a requeue may be decided."""
         return self._budget.restarts > 0 or self._job.outlives_nodes
 
     @property
     def worn(self) -> list[int]:
-        """The nodes of this start that have failed too often, by their places."""
+        """The node ranks in this start of the nodes that have failed too often."""
         hosts = escalation.worn(self._before)
         return [node for node in range(self._job.nodes) if self._names.host(node) in hosts]
 
     @property
     def has_started(self) -> bool:
-        """Whether ranks were started on this node by now."""
+        """Whether ranks have been started on this node."""
         return self._starts > 0
 
     def starting(self, restarted: int) -> None:
-        """Begin to follow ranks that are about to start, after so many restarts in place."""
+        """Begin to follow ranks that are about to start, after `restarted` restarts in place."""
         self._steps.clear()
         self._starts += 1
         self._environment[STARTS] = str(self._starts)
@@ -116,7 +117,7 @@ class RestartControl:
             watch.start()
 
     def close(self) -> None:
-        """Remove what is kept for a restart in place: none will come. May be called again."""
+        """Remove what is kept for a restart in place: there will be none. May be called again."""
         if self._memory is not None:
             self._memory.remove()
 
@@ -126,7 +127,7 @@ class RestartControl:
         return replace(self._at_step(node), rank=rank, code=code, why=why, is_cause=is_cause)
 
     def loss(self, node: int) -> Failure:
-        """Describe that another node is lost, and tell the launcher, which keeps the job."""
+        """Describe the loss of another node, and tell the launcher, so that it keeps the job."""
         found = self._at_step(node)
         folder = start_folder.find(self._job, self._environment)
         if folder is not None and self._names.host(node):
@@ -135,7 +136,7 @@ class RestartControl:
         return replace(found, why=f"{found.host} is lost: {silent}")
 
     def _at_step(self, node: int) -> Failure:
-        """Describe the loss of a node at the step that this one is at."""
+        """Describe the loss of a node, at the step that this node is at."""
         steps = self._steps.read()
         took = steps is not None and steps.first_at > 0
         own = here() if node == self._job.node_rank else f"node {node}"
@@ -170,9 +171,9 @@ class RestartControl:
         return Decision(failure, verdict)
 
     def note(self, decision: Decision, restarted: int) -> None:
-        """Note what this node has decided for all, and say it where there was a choice.
+        """Note what this node has decided for all, and log it if there was a choice.
 
-        The end of a sound run is no failure.
+        The end of a healthy run is no failure, and is not noted.
         """
         failure, verdict = decision.failure, decision.verdict
         if verdict.step is Step.STOP:
@@ -186,7 +187,7 @@ class RestartControl:
         tell(f"{verdict.step.value}: {failure.why} {after}: {verdict.why}")
 
     def adopt(self, decision: Decision) -> None:
-        """Take what the nodes have agreed on for what has happened here."""
+        """Accept what the nodes have agreed on as what has happened here."""
         if decision.verdict.step is Step.STOP:  # no failure, of whichever node it came first
             return
         known = escalation.worn(self._before)
@@ -199,7 +200,7 @@ class RestartControl:
             self._outage = Outage(since=steps.last_at, step=steps.last, step_seconds=steps.seconds)
 
     def _name_worn(self, hosts: list[str]) -> None:
-        """Name nodes that have failed too often, also to the launcher for the next start."""
+        """Log nodes that failed too often, and name them to the launcher for the next start."""
         times = escalation.NODE_FAILURES
         tell(f"{', '.join(hosts)}: failed {times} times in this job, and is of no more use to it")
         folder = self._environment.get("CHECKPOINTS")
@@ -215,7 +216,7 @@ class RestartControl:
         return f"{self._ledger.goodput(time.time()):.1%} of the job's time was training"
 
     def _watch(self, start: int, restarted: int) -> None:
-        """Wait for the first step of a start; note it and say what has been lost."""
+        """Wait for the first step of a start; note it, and log what has been lost."""
         while start == self._starts:
             steps = self._steps.read()
             if steps and steps.first_at:
@@ -226,5 +227,5 @@ class RestartControl:
 
 
 def tell(text: str, where: Any = None) -> None:
-    """Say something in the job's log."""
+    """Print a line in the job's log."""
     print(f"training.launch: {text}", file=where or sys.stderr, flush=True)

@@ -1,13 +1,13 @@
-"""Torchrun's agent, which starts all ranks of a job again in the containers that there are.
+"""Torchrun's agent, extended to restart all ranks of a job in the running containers.
 
-The agent of a node sees its ranks fail, meets the others' at the rendezvous for another round and
-starts its ranks anew; agents whose ranks are sound see one that waits and follow. That is torch's
-own (torch.distributed.elastic). What is decided here is whether: the first node to see a failure
-publishes what follows in the store of the round, and all that fail obey. One that does not restart
-closes the rendezvous, so no other waits for it.
+The agent of a node sees its ranks fail, meets the other agents at the rendezvous for another round,
+and starts its ranks anew; agents whose ranks are healthy see one waiting there and follow. That is
+torch's own work (torch.distributed.elastic). What is decided here is whether to: the first node to
+see a failure publishes what follows in the store of the round, and all nodes that fail obey. A node
+that does not restart closes the rendezvous, so no other waits for it.
 
-Where the job outlives its nodes, every agent waits to be called by node 0 before it meets the
-others, so a spare is at no rendezvous until it takes a place (training.job.restart.presence).
+If the job outlives its nodes, every agent waits to be called by node 0 before it meets the others,
+so a spare is at no rendezvous until it takes a place (training.job.restart.presence).
 """
 
 from __future__ import annotations
@@ -38,54 +38,54 @@ from training.job.restart.roster import SILENCE
 from training.process_group import LONGEST_COPY
 
 GRACE = 5.0
-"""Seconds that ranks of a node get to end by themselves after the first of them has failed."""
+"""Seconds that a node's ranks have to end by themselves after the first of them has failed."""
 HANG_GRACE = 15.0
-"""The same, after the watch has ended the first: the others end by theirs, rank 0 as the last."""
+"""The same if the watch ended the first: the others are ended by their own, rank 0 last."""
 DEATH = 20.0
 """Seconds that a process may take to die by kill -9; after that it hangs in a driver or disk."""
 CAUSE = 20.0
-"""Seconds that a node waits for the one whose failure has taken its own ranks along."""
+"""Seconds that a node waits for word from the node whose failure took its own ranks along."""
 REJOIN = 60
-"""Seconds in which all nodes meet again: none has a container to start."""
+"""Seconds for all nodes to meet again: none has a container to start."""
 
 NOTHING = "none"
 KEY = "decision"
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """The job was asked to stop while no ranks ran: all there is to save is saved."""
+    """The job was asked to stop while no ranks ran: everything there is to save is saved."""
 
 
 @dataclass(kw_only=True)
 class Ranks:
-    """What the agent does with the ranks of its node, as its program has it."""
+    """What the agent can do with the ranks of its node, and knows of their ends."""
 
     asked: Callable[[], bool]  # whether the job was asked to stop
-    hand_on: Callable[[], None]  # the request to the ranks
-    examine: Callable[[Mapping[int, Any], Ranks], Found]  # torch's failures of ranks
+    hand_on: Callable[[], None]  # hand that request on to the ranks
+    examine: Callable[[Mapping[int, Any], Ranks], Found]  # judge torch's failures of ranks
     leave: Callable[[list[int]], Any]  # end this process, as node 0 cannot be reached
     control: RestartControl | None = None
-    presence: Presence | None = None  # where the job outlives its nodes
-    found: Found | None = None  # how the ranks have failed that ran last
-    killed: set[int] = field(default_factory=set)  # processes that were ended here, not failed
-    ended: dict[int, float] = field(default_factory=dict)  # when they were seen to have ended
+    presence: Presence | None = None  # only if the job outlives its nodes
+    found: Found | None = None  # how the ranks of the last start failed
+    killed: set[int] = field(default_factory=set)  # processes that this agent killed
+    ended: dict[int, float] = field(default_factory=dict)  # when processes were seen to have ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a node's failed ranks say, the first that failed first."""
+    """What a node's failed ranks show; the one that failed first comes first."""
 
     rank: int
     code: int  # exit code of the node
     codes: tuple[int, ...]
     why: str
-    was_taken_along: bool  # none of them has failed by itself
-    is_cause: bool  # it has, and not by an error that all ranks of the job raise
-    may_be_cause: bool  # or that is not certain
+    was_taken_along: bool  # none of them failed by itself
+    is_cause: bool  # one did, and not by an error that all ranks of the job raise
+    may_be_cause: bool  # one aborted, and may have failed by itself
 
 
 class InPlaceAgent(LocalElasticAgent):
-    """Restarts ranks in place as training.job.restart.escalation has it."""
+    """Restarts ranks in place, as training.job.restart.escalation decides."""
 
     def __init__(self, *words: Any, ranks: Ranks, **named: Any) -> None:
         super().__init__(*words, **named)
@@ -94,8 +94,8 @@ class InPlaceAgent(LocalElasticAgent):
         self._pids: list[int] = []
         self._is_stuck = False  # a process of the last start survives kill -9
         self._running = False  # between two rendezvous
-        self._loss: Decision | None = None  # of a node, in this round; on node 0
-        self._losing = threading.Lock()  # the two above
+        self._loss: Decision | None = None  # of a node in this round; on node 0 only
+        self._losing = threading.Lock()  # guards the two above
         if presence := ranks.presence:
             meeting.follow(lambda: presence.training)
             handler: Any = self._worker_group.spec.rdzv_handler
@@ -119,7 +119,7 @@ class InPlaceAgent(LocalElasticAgent):
                 meeting.close(worker_group.spec.rdzv_handler, world)
             if self._ranks.asked() and self._control.has_started:
                 remaining = NO_START
-            if world > 1 and self._control.decides:  # an agent that follows has not counted
+            if world > 1 and self._control.decides:  # one that only follows has not counted
                 remaining = meeting.agree(self._store, worker_group.group_rank, world, remaining)
             if remaining == NO_START:
                 raise Stopped
@@ -129,7 +129,7 @@ class InPlaceAgent(LocalElasticAgent):
 
     def _await_call(self, presence: Presence, handler: Any) -> None:
         """Wait until node 0 lets this node train. Raises NotNeeded at the job's end."""
-        leave, handler.shutdown = handler.shutdown, lambda: True  # it is no part of the rendezvous
+        leave, handler.shutdown = handler.shutdown, lambda: True  # it has no part in the rendezvous
         presence.wait()
         handler.shutdown = leave
         if presence.has_waited:
@@ -141,13 +141,13 @@ class InPlaceAgent(LocalElasticAgent):
 
     @contextmanager
     def _rejoining(self, worker_group: Any) -> Iterator[None]:
-        """Wait less for nodes that only have to come back, and not for ever for node 0."""
+        """Wait less for nodes that only have to come back, and not forever for node 0."""
         if not self._control.has_started:
             yield
             return
         handler: Any = worker_group.spec.rdzv_handler
         handler.settings.timeout._join = timedelta(seconds=REJOIN)
-        # Torch 2.13 keeps the store of the ranks, where the addresses of dead ones are.
+        # Torch 2.13 keeps the store of the ranks, which has the addresses of dead ones.
         handler._shared_tcp_store_server = handler._bootstrap_store_info = None
         guard = threading.Timer(REJOIN + STORE, self._ranks.leave, (self._codes,))
         guard.daemon = True
@@ -167,7 +167,7 @@ class InPlaceAgent(LocalElasticAgent):
         self._pids, ranks.found = list(found.values()), None
         ranks.killed.clear()
         ranks.ended.clear()
-        if ranks.asked():  # since the nodes met, when there was nobody to hand it on to
+        if ranks.asked():  # since the nodes met, when there were no ranks to hand it on to
             ranks.hand_on()
         return found
 
@@ -188,7 +188,7 @@ class InPlaceAgent(LocalElasticAgent):
     def _add_ended(self, worker_group: Any, failures: dict[int, ProcessFailure]) -> None:
         """Add the ranks that torchrun has ended after the first failure.
 
-        The cause may be among them, on its way out; older torch, as 2.2, leaves them out.
+        The cause may be among them, on its way out; older torch, such as 2.2, omits them.
         """
         context: Any = self._pcontext
         for local, handler in context.subprocess_handlers.items():
@@ -198,17 +198,17 @@ class InPlaceAgent(LocalElasticAgent):
                 failures[rank] = ProcessFailure(local, process.pid, process.poll(), file)
 
     def _without_lost_node(self, loss: Decision) -> RunResult:
-        """Go on without a node, on node 0, though the ranks here may still wait for those there."""
+        """On node 0, go on without a lost node, whose ranks the ones here may still wait for."""
         self._loss = None
         self._control.adopt(loss)
         if loss.verdict.step not in WITHOUT_NODE:
             self._kill(self._pids)
             raise TrainingError(f"{loss.failure.why}: {loss.verdict.why}", local=True)
-        self._remaining_restarts += 1  # which torchrun counts, and it is none of these containers
+        self._remaining_restarts += 1  # torchrun counts it, but it is not one of RESTARTS
         return RunResult(state=WorkerState.UNHEALTHY)
 
     def _lost(self, node: int, trained: bool) -> Step | None:
-        """Decide on a node that gives no sign of life, on node 0; what follows, if it trained."""
+        """On node 0, decide on a node without sign of life; return what follows if it trained."""
         control, presence = self._control, self._ranks.presence
         assert presence is not None
         failure = control.loss(node)
@@ -219,11 +219,11 @@ class InPlaceAgent(LocalElasticAgent):
             restarted, asked = self._restarted, self._ranks.asked()
             own = control.decide(failure, restarted, asked=asked, presence=presence)
             control.note(own, restarted)
-            if not self._running:  # the nodes that are left are meeting already
+            if not self._running:  # the remaining nodes are meeting already
                 control.adopt(own)
             elif self._ask(lambda: self._publish(own)) == own.text:
                 self._loss = own
-            else:  # another failure came before, which all follow
+            else:  # an earlier failure, which all follow
                 control.adopt(own)
         return own.verdict.step
 
@@ -234,13 +234,13 @@ class InPlaceAgent(LocalElasticAgent):
         os._exit(TrainingError.exit_code)
 
     def _leave_place(self, presence: Presence, step: Step) -> None:
-        """Give up the place of this node, which keeps away from the rendezvous."""
+        """Give up the place of this node, and keep it away from the rendezvous."""
         handler: Any = self._worker_group.spec.rdzv_handler
         handler._stop_heartbeats()
         with suppress(RuntimeError):
             leave = dynamic_rendezvous._RendezvousExitOp()
             handler._op_executor.run(leave, time.monotonic() + STORE)
-        handler.shutdown = lambda: True  # which would end it for all
+        handler.shutdown = lambda: True  # it would end the rendezvous for all
         presence.leave(step)
 
     def _restart_workers(self, worker_group: Any) -> None:
@@ -256,14 +256,14 @@ class InPlaceAgent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         # A node that fails after this one has succeeded must not wait for it at a rendezvous.
         self._publish_stop()
-        if int(self._worker_group.group_rank or 0):  # rank 0 writes the model, which srun would end
+        if int(self._worker_group.group_rank or 0):  # rank 0 writes the model; srun would end it
             self._exit_barrier_timeout = LONGEST_COPY.total_seconds()
         super()._exit_barrier()
 
     def _end_those_left(self) -> None:
         """Once a rank has failed, end the node's others, which wait for it, without a long grace.
 
-        Torchrun would ask them by SIGTERM, which ranks take for a wish to save, and wait for 30 s.
+        Torchrun would send a SIGTERM, which ranks take as a request to save, and wait for 30 s.
         """
         codes = {pid: children.exit_code(pid) for pid in self._pids}
         failed = [code for code in codes.values() if code]
@@ -284,12 +284,12 @@ class InPlaceAgent(LocalElasticAgent):
         return True
 
     def _kill(self, pids: Sequence[int]) -> None:
-        """Kill processes with all below them; those that live on are noted."""
+        """Kill processes with all below them; note whether any lives on."""
         children.kill_groups(pids)
         self._is_stuck = bool(children.wait_ended(pids, DEATH))
 
     def _restarts(self, result: RunResult) -> bool:
-        """Decide what follows a failure; whether that is a restart in place."""
+        """Decide what follows a failure; return whether this node starts its ranks again."""
         ranks, control, restarted = self._ranks, self._control, self._restarted
         found = ranks.found = ranks.examine(result.failures, ranks)
         presence = ranks.presence
@@ -318,7 +318,7 @@ class InPlaceAgent(LocalElasticAgent):
         if text == own.text:
             control.note(own, restarted)
         control.adopt(agreed)
-        # One that was asked to stop says so where the nodes meet, and all of them stop there.
+        # A node that was asked to stop says so where the nodes meet, and all of them stop there.
         vetoed = self._is_stuck or own.verdict.step is Step.FIX
         if agreed.verdict.step not in WITHOUT_NODE or vetoed:
             return agreed.verdict.step is Step.RESTART and not vetoed
@@ -332,19 +332,19 @@ class InPlaceAgent(LocalElasticAgent):
     def _sees_first(self, own: Decision) -> bool:
         """Tell whether no other node has noted the failure that ends all of them.
 
-        Where node 0 cannot say so any more it may be noted twice, which the ledger knows.
+        If node 0 can no longer tell, it may be noted twice, which the ledger allows for.
         """
-        if own.verdict.step is Step.STOP:  # it is no failure, and one may come after it
+        if own.verdict.step is Step.STOP:  # it is no failure, and one may still come
             return False
         return self._ask(lambda: self._publish(own), leaves=False) in (None, own.text)
 
     def _publish(self, own: Decision) -> str:
-        """Publish a decision, unless another node has published one; the one that counts."""
+        """Publish a decision, unless another node has published one; return the one that counts."""
         store: Any = self._store
         return bytes(store.compare_set(KEY, "", own.text)).decode()
 
     def _published(self, wait: float = 0.0) -> str:
-        """Give what a node publishes in this round within some seconds; empty if none does."""
+        """Return what a node publishes in this round within `wait` seconds; empty if none does."""
         store: Any = self._store
         deadline = time.monotonic() + wait
         while True:
@@ -363,7 +363,7 @@ class InPlaceAgent(LocalElasticAgent):
             self._ask(lambda: self._publish(own))
 
     def _follow(self) -> None:
-        """Take over what another node has decided, and say so."""
+        """Adopt what another node has decided, and say so."""
         text = self._ask(self._published)
         if text:
             agreed = Decision.of(text)
@@ -371,7 +371,7 @@ class InPlaceAgent(LocalElasticAgent):
             tell(f"restarts its ranks too: {agreed.failure.why} on {agreed.failure.host}")
 
     def _ask(self, question: Callable[[], str], *, leaves: bool = True) -> str | None:
-        """Ask the store on node 0; None if it is gone. Leaves, or not, if it never answers."""
+        """Ask the store on node 0; None if it is gone. If it never answers, leave if `leaves`."""
         given: list[str | None] = []
 
         def ask() -> None:

@@ -1,7 +1,7 @@
 """What follows a failure: restart in place, a spare node, fewer nodes, requeue, then give up.
 
-docs/training/failures.md has the same as a table. Pure: what is known of a failure goes in, and one
-of these steps comes out, with the reason in words.
+docs/training/failures.md has the same as a table. Pure functions: what is known of a failure goes
+in, and one of these steps comes out, with the reason in words.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from training.errors import BAD_NODE, HUNG, SAVED, RequestError
 
 MISSING = 3
-"""Exit code where something is not installed."""
+"""Exit code if something is not installed."""
 FINAL = (RequestError.exit_code, MISSING)
 LOST_FILES = 128 + signal.SIGBUS
-"""Exit code where the files of a container are gone, as when its squashfuse was killed."""
+"""Exit code if the files of a container are gone, as when its squashfuse was killed."""
 
 
 STUCK = "a process of the node does not die by kill -9"
 NO_CAUSE = "no node has said what took its ranks along: one may be lost"
 NODE_FAILURES = 2
-"""How often a node may be lost or have ranks that fail first; then it is used no more."""
+"""How often a node may be lost or have the first ranks to fail before it is no longer used."""
 
 
 class Step(str, Enum):
@@ -36,7 +36,7 @@ class Step(str, Enum):
     REQUEUE = "requeue"
     GIVE_UP = "give up"
     FIX = "end: a person has to fix it"
-    STOP = "stop"  # no failure: it was asked to, and has saved
+    STOP = "stop"  # no failure: the job was asked to stop, and has saved
 
 
 WITHOUT_NODE = (Step.REPLACE, Step.SHRINK)
@@ -45,16 +45,16 @@ WITHOUT_NODE = (Step.REPLACE, Step.SHRINK)
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How a node's ranks failed: as the first of them did, which took the others along."""
+    """How a node's ranks failed, by the first of them, which took the others along."""
 
     rank: int | None  # None: the node was lost with all of them
     code: int  # exit code of the node
-    step: int | None  # the last one that was taken; None: none of this start
-    since: float | None = None  # when that was; seconds of the epoch
+    step: int | None  # the last one taken; None: none in this start
+    since: float | None = None  # when that was, in seconds since the epoch
     why: str = ""  # in words
     host: str = ""
-    node: int = 0  # its place among the nodes of this start
-    is_cause: bool = True  # False: one that nobody has noted took its ranks along, or all raise it
+    node: int = 0  # its rank among the nodes of this start
+    is_cause: bool = True  # False: its ranks were taken along by an unnoted one, or all raise it
 
     @property
     def is_lost(self) -> bool:
@@ -62,31 +62,31 @@ class Failure:
         return self.rank is None
 
     def is_like(self, other: Failure) -> bool:
-        """Tell whether another one came at the same step and in the same way."""
+        """Tell whether another failure came at the same step and in the same way."""
         return not self.is_lost and (self.step, self.code) == (other.step, other.code)
 
     def record(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """Return all fields, for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How often each step may be taken, and has been."""
+    """How often each step may be taken, and has been taken."""
 
-    restarts: int  # in place, of one start of the job: RESTARTS
+    restarts: int  # in place, in one start of the job: RESTARTS
     restarted: int = 0
     spares: int = 0  # nodes that wait
-    nodes: int = 1  # that train
+    nodes: int = 1  # nodes that train
     no_fewer: str | None = None  # why one node fewer cannot train; empty: it can; None: not asked
-    # Of the job: REQUEUES and those after time limits; None: nobody requeues it.
+    # Over the whole job: REQUEUES, and those after time limits; None: nobody requeues it.
     requeues: int | None = None
     requeued: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What follows, and why not something cheaper."""
+    """What follows a failure, and why nothing cheaper does."""
 
     step: Step
     why: str
@@ -97,8 +97,8 @@ def decide(
 ) -> Verdict:
     """Choose what follows a failure.
 
-    before: the failures of this job so far. obstacle: why the node sees that these containers are
-    of no use, as STUCK or NO_CAUSE; empty: it sees nothing.
+    before: the failures of this job so far. obstacle: why the node knows that these containers are
+    of no use, such as STUCK or NO_CAUSE; empty: it knows of nothing.
     """
     if failure.code == SAVED:
         return Verdict(step=Step.STOP, why="it was asked to stop, and has saved")
@@ -129,7 +129,8 @@ def decide(
 def worn(failures: Sequence[Failure]) -> list[str]:
     """Name the nodes that have failed too often to be used, in the order in which they did.
 
-    What came again after the same step in the same way counts against none: any would fail alike.
+    A failure that came again after the same step in the same way counts against no node: any would
+    fail alike.
     """
     own = [one for one in failures if one.is_cause and one.code != HUNG]
     hosts = [one.host for one in own if sum(one.is_like(other) for other in failures) < 2]
@@ -137,9 +138,9 @@ def worn(failures: Sequence[Failure]) -> list[str]:
 
 
 def _why_without(failure: Failure, before: Sequence[Failure]) -> str:
-    """Say why the job goes on without the node that failed; empty where it stays.
+    """Say why the job goes on without the node that failed; empty if the node stays.
 
-    Of a hang the node is not known: the first watch to see it is not that of the rank that hangs.
+    A hang does not show its node: the first watch to see it is not that of the rank that hangs.
     """
     if failure.is_lost:
         return "a node is lost"
@@ -149,7 +150,7 @@ def _why_without(failure: Failure, before: Sequence[Failure]) -> str:
 
 
 def _why_not_in_place(failure: Failure, before: Sequence[Failure], budget: Budget) -> str:
-    """Say why the same containers are of no use; empty where they may be."""
+    """Say why the same containers are of no use; empty if they may be."""
     if failure.code == BAD_NODE:
         return "a node is bad"
     if failure.code == LOST_FILES:

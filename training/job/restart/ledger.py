@@ -1,20 +1,22 @@
-"""What a job's failures have cost, in its record in the run's folder (training.job.job_log).
+"""What a job's failures have cost, kept in its log in the run's folder (training.job.job_log).
 
     {"kind": "failure", "time", "job", "restart", "restarted", "rank", "host", "node",
      "is_cause", "code", "meaning", "why", "step", "since", "step_seconds", "then", "because"}
     {"kind": "training", "time", "job", "restart", "restarted", "step", "seconds", "lost",
      "repeated", "read", "in_memory", "goodput"}
 
-A failure is noted by the node that saw it first: restarted counts the restarts in place so far,
-step is the last one that was taken and since when that was, null before the first; then is one of
-escalation.Step and because its reason. Of a node that was lost, which node 0 notes, rank is null;
-is_cause is false where ranks failed because of others, and nobody has noted why those did, or by an
-error that all ranks raise. Node 0 notes that the ranks train, when the first step of a start is
-over: step is the one that they went on from, seconds is the time since the last step before (since
-the job began, for the first), lost are the steps that are taken again and repeated the seconds that
-these had taken; read are the seconds in which the checkpoint was read and in_memory is the share of
-it that came from the nodes' memory, null where there was none; goodput is the share of the job's
-time so far that was neither.
+The node that sees a failure first notes it: restarted counts the restarts in place so far, step is
+the last step taken and since the time of its end, both null before the first; then is an
+escalation.Step and because its reason. rank is null for the loss of a node, which node 0 notes.
+is_cause is false if the ranks failed because of others and nobody has noted why those did, or by an
+error that all ranks raise.
+
+Node 0 notes that the ranks train once the first step of a start is over: step is the one that they
+went on from, seconds is the time since the last step before (for the first start, since the job
+began), lost is the number of steps that are taken again and repeated the seconds that these had
+taken. read is the seconds that reading the checkpoint took and in_memory the share of it that came
+from the nodes' memory, both null without a checkpoint. goodput is the share of the job's time so
+far that was in neither seconds nor repeated.
 """
 
 from __future__ import annotations
@@ -38,27 +40,27 @@ from training.job.restart.steps import Steps
 
 METRICS = "metrics.jsonl"
 ENDS = (Step.REQUEUE.value, Step.GIVE_UP.value, Step.FIX.value)
-"""What follows a failure that ends the start of the job."""
-TAIL = 1 << 16  # bytes of its end that are read
-ALONE = "local"  # the id of what was started without Slurm, whose record is that of many runs
+"""The steps after a failure with which a start of the job ends."""
+TAIL = 1 << 16  # bytes to read of the end of METRICS
+ALONE = "local"  # the job id without Slurm, under which many runs share a log
 
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outage:
-    """Since when nothing is trained, and how far it was; None where that is not known."""
+    """Since when the job does not train, and how far it had come; None if that is not known."""
 
-    since: float  # seconds of the epoch
+    since: float  # seconds since the epoch
     step: int | None = None
     step_seconds: float | None = None
 
 
 class Ledger:
-    """A job's record as one of its nodes reads and continues it."""
+    """A job's log, as one of its nodes reads and continues it."""
 
     def __init__(self, job: Job, folders: Sequence[Path]) -> None:
-        """Read what is there. folders: as job_log has them; the first is read, all are written."""
+        """Read the existing log. folders: job_log's; the first is read, all are written."""
         self._job, self._folders = job, list(folders)
         self._records = self._read()
         begun = [one["time"] for one in self._records if one.get("kind") == "start"]
@@ -70,9 +72,9 @@ class Ledger:
         )
 
     def failures(self) -> list[Failure]:
-        """Give the failures of the starts before this one.
+        """Return the failures of the starts before this one.
 
-        What was noted after a failure that ended a start is that one, as another node saw it.
+        A failure noted after the one that ended a start is that same one, seen by another node.
         """
         found: list[Failure] = []
         ended: set[Any] = set()  # starts
@@ -93,9 +95,9 @@ class Ledger:
         return found
 
     def outage(self) -> Outage:
-        """Tell since when the job does not train, as the last of its starts that did has noted it.
+        """Find since when the job does not train, from the notes of the last start that did.
 
-        The run's metrics alone do not say so: another job may have written them.
+        The run's metrics alone are not enough: another job may have written them.
         """
         starts = [n for n, one in enumerate(self._records) if one.get("kind") == "start"]
         for begin, end in reversed(list(pairwise(starts))):
@@ -124,7 +126,7 @@ class Ledger:
         job_log.note(self._job, self._folders, "failure", record)
 
     def trains(self, steps: Steps, outage: Outage, restarted: int) -> str:
-        """Note that the first step of a start is over; what that cost, in words."""
+        """Note that the first step of a start is over; return in words what that cost."""
         seconds = max(0.0, steps.first_at - outage.since)
         lost = None if outage.step is None else max(0, outage.step - steps.resumed)
         repeated = (lost or 0) * (outage.step_seconds or 0.0)
@@ -150,12 +152,12 @@ class Ledger:
         )
 
     def goodput(self, now: float) -> float:
-        """Give the share of the job's time until now that was training which is kept."""
+        """Return the share of the job's time until now that was spent on training that is kept."""
         whole = now - self.begun
         return max(0.0, round(1.0 - self._not_trained / whole, 4)) if whole > 0 else 0.0
 
     def _read(self) -> list[Record]:
-        """Read the job's record; of one without Slurm the last start."""
+        """Read the job's log; without Slurm, only its last start."""
         found: list[Record] = []
         for folder in self._folders[:1]:
             with suppress(OSError):
@@ -165,7 +167,7 @@ class Ledger:
         return found[starts[-1] :] if self._job.id == ALONE and starts else found
 
     def _by_metrics(self) -> Outage | None:
-        """Tell how far a start was that was killed with its nodes, as far as it has written."""
+        """Tell from its metrics how far a start came that was killed with its nodes."""
         for folder in reversed(self._folders):
             path = folder / METRICS
             with suppress(OSError), path.open("rb") as file:
@@ -183,7 +185,7 @@ class Ledger:
 
 
 def _read_from(steps: Steps) -> str:
-    """Say where the checkpoint came from and how long that took; empty where none was read."""
+    """Say where the checkpoint came from and how long that took; empty if none was read."""
     if steps.in_memory is None:
         return ""
     place = "disk"
@@ -195,7 +197,7 @@ def _read_from(steps: Steps) -> str:
 
 
 def here() -> str:
-    """Name this node, as the record does."""
+    """Name this node as the log does."""
     return socket.gethostname()
 
 

@@ -1,8 +1,7 @@
 """How the nodes of a job meet again, and what they agree on there.
 
-Torch's own rendezvous is complete at a number of nodes that is fixed, or once no other has come for
-a while. Here it is node 0 that says how many nodes train (training.job.restart.presence), also
-while they meet.
+Torch's own rendezvous is complete at a fixed number of nodes, or once no other has come for a
+while. Here node 0 says how many nodes train (training.job.restart.presence), even while they meet.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, dynamic_rendezvous
 
 NO_START = -1
-"""Offered for the restarts that remain by a node that was asked to stop: no node starts ranks."""
+"""Offered as the remaining restarts by a node that was asked to stop: no node starts ranks."""
 STORE = 20.0
-"""Seconds that the store on node 0 may take for an answer."""
+"""Seconds that the store on node 0 may take to answer."""
 
 
 def follow(nodes: Callable[[], int]) -> None:
-    """Let every rendezvous of this process be complete with as many nodes as train by then."""
+    """Make every rendezvous of this process complete once as many nodes have met as train then."""
     usual: Any = dynamic_rendezvous._RendezvousJoinOp
 
     class Join(usual):  # type: ignore[misc]
@@ -36,12 +35,12 @@ def follow(nodes: Callable[[], int]) -> None:
 
 
 def close(handler: Any, nodes: int) -> None:
-    """Let no other node wait for a place once so many have met: it would have all start again."""
+    """Let no other node wait for a place once `nodes` have met: it would make all start again."""
     object.__setattr__(handler.settings, "max_nodes", nodes)  # frozen, and shared by its parts
 
 
 def agree(store: Any, rank: int, world: int, remaining: int) -> int:
-    """Give all nodes of a round the same number, the least of any. Raises RendezvousError."""
+    """Agree among the nodes of a round on the least number of any. Raises RendezvousError."""
     try:
         store.set(f"remaining/{rank}", str(remaining))
         if rank == 0:
@@ -50,7 +49,7 @@ def agree(store: Any, rank: int, world: int, remaining: int) -> int:
         agreed = int(store.get("remaining"))
         store.set(f"read/{rank}", "")
         if rank == 0 and agreed == NO_START:  # the store ends with this process
-            with suppress(RuntimeError):  # one that is late fails by itself
+            with suppress(RuntimeError):  # a node that is late fails by itself
                 store.wait([f"read/{one}" for one in range(world)], timedelta(seconds=STORE))
         return agreed
     except RuntimeError as error:

@@ -1,9 +1,9 @@
-"""Signs of life of all nodes of a job that goes on without one, in the store of node 0.
+"""Signs of life of all nodes of a job that can go on without one, in node 0's store.
 
 Each node's agent renews a counter there every second, by a connection and a thread of its own, and
-reads its place. Node 0 watches the counters, not clocks, which differ. It tells its launcher of a
-node that is lost, by a file in the folder of this start (training.job.start_folder), and calls a
-spare, or says that fewer nodes train. A node that finds itself given up ends at once.
+reads its place. Node 0 watches the counters, not clocks, which differ. It reports a lost node to
+its launcher by a file in the folder of this start (training.job.start_folder), and calls a spare or
+lets fewer nodes train. A node that finds itself given up ends at once.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from training.job.restart.roster import DONE, EMPTY, LEFT, SILENCE, Place, Roste
 BEAT = 1.0
 """Seconds between two signs of life."""
 MOST = 2.0
-"""Seconds that one look counts for at most: a node 0 that was suspended has heard nobody."""
+"""The most seconds that one look counts for: a node 0 that was suspended has heard nobody."""
 STORE = 60.0
-"""Seconds that the store on node 0 may take for an answer."""
+"""Seconds that the store on node 0 may take to answer."""
 FAREWELL = 10.0
 """Seconds that node 0 waits at its end for the spares to see it."""
 ALONE = 30.0
-"""Seconds more that a node waits for an answer of node 0 than that takes to give it up."""
+"""Seconds that a node waits for node 0 beyond the time after which node 0 gives the node up."""
 SPARES, TRAINING = "spares", "training"
 
 
 class NotNeeded(Exception):  # noqa: N818 - not an error
-    """The job ends, and this node has waited in vain."""
+    """The job ends, and this spare was not needed."""
 
 
 class Presence:
     """A node's sign of life and its place; on node 0 also the watch over all nodes."""
 
     def __init__(self, job: Job, worn: Collection[int] = ()) -> None:
-        """Begin. worn: nodes that have failed too often to be used, as node 0 knows them."""
+        """Prepare. worn: nodes that have failed too often to be used, as node 0 knows them."""
         self._job = job
         self._roster = Roster(job.nodes, job.training, worn)
         self._place: Place | None = None
         self._has_waited = False
-        self._beat = ""  # in the place of the counter
+        self._beat = ""  # sent instead of the counter, unless empty
         self._spares, self._training = 0, job.training
-        self._unanswered = 0.0  # seconds since the store has answered
-        self._gone = ""  # why the store cannot be asked
+        self._unanswered = 0.0  # seconds since the store last answered
+        self._gone = ""  # why the store cannot be reached
         self._is_over = False
         self._changed = threading.Condition()
         self._lost: Callable[[int, bool], Step | None] = lambda node, trained: None
         self._given_up: Callable[[], Any] = lambda: None
         self._thread: threading.Thread | None = None
-        self._server: Any = None  # the store, on node 0: it is there until the spares know the end
+        self._server: Any = None  # node 0's store, kept until the spares know of the end
 
     @property
     def has_waited(self) -> bool:
@@ -63,12 +63,12 @@ class Presence:
 
     @property
     def spares(self) -> int:
-        """How many spares waited when that was asked last."""
+        """How many spares were waiting at the last look."""
         return self._spares
 
     @property
     def training(self) -> int:
-        """How many nodes are to train, as node 0 has said last."""
+        """How many nodes are to train, as node 0 last said."""
         return self._training
 
     def begin(
@@ -76,9 +76,9 @@ class Presence:
     ) -> None:
         """Begin to give signs of life.
 
-        store: a connection to node 0's, to make another one alike. lost: called on node 0 with a
-        node that is lost, and whether it trained; what follows, if it trained. given_up: called
-        where this node itself is lost to node 0, and does not return.
+        store: a connection to node 0's store, from which to open another. lost: called on node 0
+        with a node that is lost, and whether it trained; returns what follows if it trained.
+        given_up: called if node 0 has given this node up; does not return.
         """
         self._lost, self._given_up = lost, given_up
         self._server = store
@@ -90,7 +90,7 @@ class Presence:
             threading.Thread(target=self._watch_answers, name="answers", daemon=True).start()
 
     def wait(self) -> None:
-        """Wait until this node is to train. Raises NotNeeded, and TrainingError without node 0."""
+        """Wait until this node is to train. Raises NotNeeded, or TrainingError without node 0."""
         with self._changed:
             self._changed.wait_for(lambda: self._gone or self._place in (Place.TRAINS, Place.ENDS))
             if self._place is Place.ENDS:
@@ -105,7 +105,7 @@ class Presence:
             self._thread.join(STORE)
 
     def end(self) -> None:
-        """Tell that this node's program ends; on node 0 that the job does, to its spares."""
+        """Announce the end of this node's program; on node 0, the end of the job to its spares."""
         self._is_over = True
         self._beat = self._beat or DONE
         if self._thread is not None:
@@ -136,16 +136,16 @@ class Presence:
             self._changed.notify_all()
 
     def _watch_answers(self) -> None:
-        """End a node that is cut off from node 0, which goes on without it by now.
+        """End a node that is cut off from node 0, which has gone on without it by now.
 
-        No connection need end by that, and none has a time limit. Where node 0 has ended this one's
-        agent sees it earlier, and ends by itself.
+        A connection need not end because of that, and none has a time limit. If node 0 has ended,
+        this node's agent sees it earlier, and ends by itself.
         """
         before = time.monotonic()
         while not self._is_over and not self._beat and self._place is not Place.ENDS:
             time.sleep(BEAT)
             now = time.monotonic()
-            # Until the first answer, node 0's own program may be about to begin.
+            # Until the first answer, node 0's own program may not have begun.
             self._unanswered += min(now - before, MOST) if self._place else 0.0
             before = now
             if self._unanswered > SILENCE + ALONE:
@@ -155,7 +155,7 @@ class Presence:
                 return
 
     def _show(self, store: Any) -> None:
-        """Give signs of life, and follow what node 0 decides."""
+        """Give signs of life, and follow node 0's decisions."""
         me, number = self._job.node_rank, 0
         while True:
             number += 1
@@ -179,7 +179,7 @@ class Presence:
             time.sleep(BEAT)
 
     def _watch(self, store: Any) -> None:
-        """Watch over all nodes, until the end."""
+        """Watch over all nodes until the end."""
         nodes = range(self._job.nodes)
         for node in nodes:
             store.compare_set(f"beat/{node}", "", NONE)
@@ -218,7 +218,7 @@ class Presence:
             self._roster.shrink()
 
     def _tell(self, store: Any, sent: dict[int, Place]) -> None:
-        """Tell the nodes what is new of their places, and of the spares."""
+        """Publish the nodes' new places, and how many are spares and how many train."""
         self._spares, self._training = len(self._roster.waiting()), self._roster.training
         store.set(SPARES, str(self._spares))
         store.set(TRAINING, str(self._training))
@@ -236,6 +236,6 @@ NONE = "none"
 
 
 def _text(beat: bytes) -> str:
-    """Read a sign of life; empty where there was none yet."""
+    """Decode a sign of life; empty if there was none yet."""
     text = beat.decode()
     return "" if text == NONE else text

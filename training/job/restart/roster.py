@@ -1,7 +1,7 @@
-"""Which nodes of a job train, which wait as spares and which are gone, as node 0 keeps the list.
+"""Which nodes of a job train, which wait as spares and which are gone: node 0's list.
 
 Pure: signs of life go in with the seconds that have passed, and the nodes that are lost come out.
-Node 0 itself always trains: it has the store of the rendezvous, and its launcher.
+Node 0 itself always trains: it has the store of the rendezvous, and the launcher.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from enum import Enum
 SILENCE = 12.0
 """Seconds without a sign of life after which a node is lost."""
 LEFT = "left"
-"""In the place of a sign of life: the node has given its place to a spare, and ends."""
+"""Sent instead of a sign of life: the node has given its place to a spare, and ends."""
 EMPTY = "left empty"
-"""The same, where no spare takes the place."""
+"""The same, but no spare takes the place."""
 DONE = "done"
-"""The same: its program has come to its end, which others may not have yet."""
+"""Also sent instead: the node's program is through, which others may not be yet."""
 
 
 class Place(str, Enum):
-    """What is decided of a node."""
+    """What has been decided about a node."""
 
     TRAINS = "trains"
     WAITS = "waits"
-    OUT = "out"  # waits, and is not called: it has failed too often
+    OUT = "out"  # waits but is not called: it has failed too often
     LOST = "lost"
     LEFT = "left"
     ENDS = "ends"  # waits no longer: the job ends
@@ -34,9 +34,9 @@ class Roster:
     """The places of all nodes of a job; node n is the n-th of its list."""
 
     def __init__(self, nodes: int, training: int, worn: Collection[int] = ()) -> None:
-        """Let the first `training` nodes train that are not worn, and the others wait.
+        """Let the first `training` nodes that are not worn train, and the others wait.
 
-        Worn nodes train only where there are not enough others.
+        Worn nodes, except node 0, train only if there are not enough others.
         """
         order = sorted(range(nodes), key=lambda node: (node > 0 and node in worn, node))
         self.training = training  # how many are to train
@@ -50,7 +50,7 @@ class Roster:
         self._silent = dict.fromkeys(range(nodes), 0.0)
 
     def waiting(self) -> list[int]:
-        """Give the spares that have been heard of, in the order in which they are called."""
+        """Return the spares that have given signs of life, in the order of their calls."""
         return [
             node
             for node, place in self.places.items()
@@ -58,9 +58,9 @@ class Roster:
         ]
 
     def heard(self, beats: Sequence[str], passed: float) -> list[int]:
-        """Take the last sign of life of each node; the nodes that are lost since the last look.
+        """Take the latest sign of life of each node; return the nodes lost since the last look.
 
-        beats: empty where a node has given none yet. passed: seconds since the last look.
+        beats: empty for a node that has given none yet. passed: seconds since the last look.
         """
         lost = []
         for node, beat in enumerate(beats):
@@ -75,7 +75,7 @@ class Roster:
         return lost
 
     def left(self, beats: Sequence[str]) -> list[int]:
-        """Give the nodes that have just given up their places."""
+        """Return the nodes that have just given up their places."""
         return [
             node
             for node, beat in enumerate(beats)
@@ -87,7 +87,7 @@ class Roster:
         self.training -= 1
 
     def call(self) -> int | None:
-        """Let the next spare train; None if there is none."""
+        """Let the next spare train, and return it; None if there is none."""
         waiting = self.waiting()
         if not waiting:
             return None
