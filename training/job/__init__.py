@@ -1,1 +1,1 @@
-"""From what Slurm and the node say to the processes of a node: see training.launch."""
+"""From Slurm's variables and a node's devices to the processes of the node: see training.launch."""

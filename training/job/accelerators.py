@@ -1,4 +1,4 @@
-"""Which accelerators a node's processes use: what is seen, what is meant, and where they differ."""
+"""Which accelerators a node's processes use: those seen, those expected, and how they differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LNC = "NEURON_LOGICAL_NC_CONFIG"  # how many physical NeuronCores make a logical
 
 @dataclass(frozen=True, kw_only=True)
 class Usable:
-    """What a node's processes can have one of each: GPUs, or logical NeuronCores."""
+    """What a node has for its processes, one for each: GPUs, or logical NeuronCores."""
 
     kind: str = ""  # cuda or neuron; empty: there are none
     count: int = 0
@@ -27,12 +27,12 @@ class Usable:
 
 
 def is_rehearsal(node: Node) -> bool:
-    """Tell whether an instance is only named here (INSTANCE_TYPE), and nothing of it is seen."""
+    """Tell whether the instance is only named (INSTANCE_TYPE), and none of its devices is seen."""
     return node.type_why == GIVEN and not node.accelerators.seen and not node.efa
 
 
 def choose_accelerators(node: Node, environment: Mapping[str, str]) -> Usable:
-    """Choose the accelerators; looks at nothing but its arguments. Raises RequestError."""
+    """Choose the accelerators; looks only at its arguments. Raises RequestError."""
     seen, kind = node.accelerators.seen, node.accelerators.kind
     instance, warnings = node.instance, []
     if instance is not None:
@@ -49,7 +49,7 @@ def choose_accelerators(node: Node, environment: Mapping[str, str]) -> Usable:
 
 
 def count_efa_cards(node: Node) -> tuple[int, tuple[str, ...]]:
-    """Count the network cards for EFA; and what is to be warned of."""
+    """Count the network cards for EFA; return the number, and warnings."""
     meant = node.instance.fabric.efa if node.instance else 0
     if is_rehearsal(node) or (node.efa is None and not meant):
         return meant, ()
@@ -65,7 +65,7 @@ def count_efa_cards(node: Node) -> tuple[int, tuple[str, ...]]:
 def _cuda(
     node: Node, environment: Mapping[str, str], seen: int, warnings: tuple[str, ...]
 ) -> Usable:
-    """GPUs: those that are named, else all."""
+    """Choose GPUs: those that CUDA_VISIBLE_DEVICES names, else all."""
     name = node.instance.chip.name if node.instance else ""
     places, named = node.accelerators.places, environment.get(VISIBLE_GPUS)
     places = places if len(places) == seen else ()
@@ -92,7 +92,7 @@ def _cuda(
 def _neuron(
     node: Node, environment: Mapping[str, str], seen: int, warnings: tuple[str, ...]
 ) -> Usable:
-    """Logical NeuronCores: those that are named, else all."""
+    """Choose logical NeuronCores: those that NEURON_RT_VISIBLE_CORES names, else all."""
     chip = node.instance.chip if node.instance else None
     physical = node.accelerators.cores or (chip.cores if chip else 0) or 2
     text = environment.get(LNC) or ("2" if physical == 8 else "1")
@@ -123,14 +123,14 @@ def _many(number: int, name: str) -> str:
 
 
 def _restricted(environment: Mapping[str, str]) -> bool:
-    """Tell whether it is on purpose that a process sees less than the node has."""
+    """Tell whether processes are meant to see fewer accelerators than the node has."""
     container = environment.get(CONTAINER, "all")
     named = environment.get(VISIBLE_GPUS) or environment.get(VISIBLE_CORES)
     return bool(named) or container not in ("", "all")
 
 
 def _number(word: str, uuids: tuple[str, ...]) -> int:
-    """The number of a GPU that is named by number or by the beginning of its UUID; -1: unknown."""
+    """The number of a GPU, given as a number or as the beginning of its UUID; -1: unknown."""
     if word.isdecimal():
         return int(word)
     found = [number for number, uuid in enumerate(uuids) if uuid and uuid.startswith(word)]
@@ -138,7 +138,7 @@ def _number(word: str, uuids: tuple[str, ...]) -> int:
 
 
 def describe_machine(node: Node, cards: int) -> list[Decision]:
-    """Tell the instance, its accelerators and its network, of which `cards` are for EFA."""
+    """Describe the instance, its accelerators and its network; `cards` counts the EFA cards."""
     why = node.type_why
     if node.instance is None:
         why += "; not in the table: what is seen counts" if node.type else ""

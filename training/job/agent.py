@@ -1,7 +1,7 @@
-"""Run torchrun in this process; a signal to stop lets its processes save, whose exit code it has.
+"""Run torchrun in this process: a signal to stop lets the ranks save, and the exit code is theirs.
 
-Alone, torchrun kills its processes 30 s after a SIGTERM and ends with exit code 1 whatever theirs
-was; then nobody could tell a wrong request or a saved run from a crash.
+By itself, torchrun kills its processes 30 s after a SIGTERM and ends with exit code 1 whatever
+theirs was; nobody could then tell a wrong request or a saved run from a crash.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from training.job.restart.elastic import Found, Ranks
 
 UNNOTICED_SECONDS = 180.0
-"""How long all processes of this node may have ended, and torchrun does not notice.
+"""How long all processes of this node may have ended without torchrun noticing.
 
-Longer than srun takes to end a step of which it has heard one task end: Slurm 22.05's srun waits
-for ever for a task whose end it did not hear of, as when that came while the network was cut.
+Longer than srun takes to end a step once it has heard that one task has ended: Slurm 22.05's srun
+waits forever for a task whose end it did not hear of, as when that came while the network was cut.
 """
 
 
@@ -48,15 +48,15 @@ def run(
     asked_in: Path | None = None,
     control: RestartControl | None = None,
 ) -> int:
-    """Run torchrun to the end of all processes of this node; the exit code (see `outcome`).
+    """Run torchrun until all processes of this node have ended; return the exit code (`outcome`).
 
-    Once there are processes, a SIGTERM is handed to them, and this one ends when they do. So is a
-    SIGUSR1, at any time: before there are processes it is the same to be ended by either. So is the
-    first SIGINT; the second, or one before there are processes, ends them at once and raises
-    KeyboardInterrupt. A SIGHUP or SIGINT that is ignored on entry stays ignored.
+    Once there are processes, a SIGTERM is handed on to them, and this process ends when they do. So
+    is a SIGUSR1; before there are processes, either of the two ends this process. The first SIGINT
+    is handed on as well; the second, or one before there are processes, ends them at once and
+    raises KeyboardInterrupt. A SIGHUP or SIGINT that is ignored on entry stays ignored.
     asked_in: the start folder, in which the launcher may ask to stop: the same as a SIGUSR1.
-    control: decides which failures are answered by a restart in place; none without it.
-    Raises TrainingError if the nodes do not find each other, or lose the first.
+    control: decides which failures are answered by a restart in place; without it, none is.
+    Raises TrainingError if the nodes do not find each other, or lose node 0.
     """
     with loading():
         from torch import distributed
@@ -69,7 +69,7 @@ def run(
         from training.job.restart.elastic import InPlaceAgent, Ranks, Stopped
         from training.job.restart.presence import NotNeeded, Presence
 
-    # The static rendezvous raises the store's own; older torch has no other name for them.
+    # The static rendezvous raises the store's errors, for which older torch has no other name.
     store_error: type[Exception] = getattr(distributed, "DistError", RuntimeError)
     usual = api._terminate_process_handler
     ended_by = (signal.SIGHUP, signal.SIGINT)
@@ -105,8 +105,8 @@ def run(
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    # The function that torchrun makes the handler of SIGTERM, and of SIGHUP and SIGINT even where
-    # these are ignored, when it starts its processes.
+    # When torchrun starts its processes, it installs this function as the handler of SIGTERM, and
+    # of SIGHUP and SIGINT even if these are ignored.
     setattr(api, usual.__name__, handler)
     signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGUSR1, hand_on_or_end)
@@ -125,7 +125,7 @@ def run(
         ranks.control = control
         if control.job.outlives_nodes:
             ranks.presence = Presence(control.job, control.worn)
-        replaced: Any = launcher  # where torchrun takes its agent from
+        replaced: Any = launcher  # the module in which torchrun looks its agent up
         replaced.LocalElasticAgent = functools.partial(InPlaceAgent, ranks=ranks)
     try:
         torchrun.run(options)
@@ -135,7 +135,7 @@ def run(
         if elsewhere and (gone := _gone(options.rdzv_endpoint)):
             tell(gone)
         if _Stop.asked and set(found.codes) <= {SAVED, -signal.SIGTERM}:
-            return SAVED  # some had not begun to train: nothing is new
+            return SAVED  # some had not begun to train: nothing new to save
         return found.code
     except NotNeeded:
         tell(f"node {control.job.node_rank if control else 0} was a spare, and was not needed")
@@ -160,16 +160,16 @@ def run(
 
 
 def _examine(failures: Mapping[int, ProcessFailure], ranks: Ranks) -> Found:
-    """Say how each rank of this node has failed, the cause first, and what follows from all."""
+    """Report how each rank of this node failed, the cause first; return what follows from all."""
     from training.job.restart.elastic import Found
 
     ordered = sorted(failures.items(), key=lambda item: _when(item[1], ranks.ended))
-    # One that was ended here while it was failing by itself has noted that.
+    # A rank that was ended here while it was already failing has left a note of that.
     own = [one for one in ordered if one[1].pid not in ranks.killed or _has_noted(one[1])]
     own = own or ordered
     lines = {}
     for rank, failure in own:
-        # What the rank itself noted; torchrun makes words of its own up.
+        # Only what the rank itself noted: for others torchrun makes up a message.
         why = f": {failure.message}" if _has_noted(failure) else ""
         lines[rank] = f"{ending(_code(failure))}{why}"
         tell(f"rank {rank} (process {failure.pid}) {lines[rank]}")
@@ -188,10 +188,10 @@ def _examine(failures: Mapping[int, ProcessFailure], ranks: Ranks) -> Found:
 
 
 def _when(failure: ProcessFailure, ended: Mapping[int, float]) -> tuple[int, bool, bool, bool]:
-    """Order failures as they came.
+    """Sort key: the order in which failures came.
 
-    In one second, what was ended or taken along by others last, and deaths by a signal and what a
-    rank noted first.
+    Within one second, deaths by a signal and failures that a rank noted come first, and ranks that
+    were ended or taken along by others last.
     """
     seen = int(ended.get(failure.pid, failure.timestamp))
     code = _code(failure)
@@ -204,9 +204,9 @@ def _when(failure: ProcessFailure, ended: Mapping[int, float]) -> tuple[int, boo
 
 
 def _was_taken_along(failure: ProcessFailure) -> bool:
-    """Whether a rank ended because of another one: it has no cause of its own to note.
+    """Whether a rank ended because of another one, and so had no cause of its own to note.
 
-    An abort is that of NCCL's watch, which sees that another rank is gone.
+    An abort comes from NCCL's watchdog, which sees that another rank is gone.
     """
     known = (TrainingError.exit_code, -signal.SIGABRT)
     return failure.exitcode in known and not _has_noted(failure)
@@ -218,10 +218,10 @@ def _has_noted(failure: ProcessFailure) -> bool:
 
 
 def _code(failure: ProcessFailure) -> int:
-    """Give a process's exit code, also of one that had failed and was ended on its way out.
+    """A process's exit code, even if it was ended on its way out after it had failed.
 
-    The others fail because of it, and may be gone before it is: torchrun then ends it like a
-    healthy one.
+    The others fail because of it and may be gone before it is: torchrun then ends it like a healthy
+    one.
     """
     noted = failure.error_file_data.get("exit_code")
     was_ended = failure.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
@@ -229,9 +229,10 @@ def _code(failure: ProcessFailure) -> int:
 
 
 def _gone(endpoint: str) -> str:
-    """Say what keeps this node from the rendezvous on node 0; empty where that answers.
+    """Say why the rendezvous on node 0 cannot be reached; empty if it answers.
 
-    When node 0 ends, the other nodes' processes fail; torchrun may see that before it asks again.
+    When node 0 ends, the other nodes' processes fail, which torchrun may see before it asks the
+    rendezvous again.
     """
     address, _, port = endpoint.rpartition(":")
     try:
@@ -253,8 +254,8 @@ def _leave(codes: list[int]) -> NoReturn:
 def outcome(codes: Sequence[int]) -> int:
     """Choose the node's exit code from those of its failed processes, the first failure first.
 
-    A wrong request wins, then HUNG, as what the others saw of that came of it; SAVED needs all to
-    have saved; else it is the first failure's, 128 + n for death by signal n.
+    A wrong request wins, then HUNG, since the others failed because of it. SAVED needs all to have
+    saved. Otherwise it is the first failure's code, 128 + n for death by signal n.
     """
     for wins in (RequestError.exit_code, HUNG):
         if wins in codes:
@@ -264,7 +265,7 @@ def outcome(codes: Sequence[int]) -> int:
 
 
 def ending(code: int) -> str:
-    """Say in words how a process ended."""
+    """Describe in words how a process ended."""
     if code < 0:
         return f"was killed by {children.signal_name(-code)}"
     known = {
@@ -290,8 +291,8 @@ def watch_ended(pids: Callable[[], Sequence[int]], leave: Callable[[list[int]], 
     """Call `leave` with the exit codes (-n: killed by signal n) if nobody collects them in time.
 
     Between two looks at its processes torchrun asks the rendezvous on node 0 about the other nodes.
-    A node that is cut off waits there for as long as the kernel tries to send: a quarter of an
-    hour. `pids` gives the processes' numbers. In a thread that ends with this process.
+    On a node that is cut off this takes as long as the kernel tries to send: a quarter of an hour.
+    `pids` returns the processes' numbers. Runs in a thread that ends with this process.
     """
     threading.Thread(target=_watch, args=(pids, leave), name="stuck", daemon=True).start()
 

@@ -14,8 +14,8 @@ from pathlib import Path
 def own_children() -> list[int]:
     """The children that this process has started.
 
-    Others were its own before it became this program: enroot's processes that serve the files of
-    the root, which must not be signalled.
+    Not those that it had before it became this program: enroot's processes that serve the files of
+    the root, which must not be signaled.
     """
     return [pid for pid in _children(os.getpid()) if pid not in INHERITED]
 
@@ -26,7 +26,7 @@ def workers() -> list[int]:
 
 
 def exit_code(pid: int) -> int | None:
-    """The exit code of a child that has ended and was not collected; None for one that runs."""
+    """The exit code of a child that has ended but was not collected, -n for signal n; else None."""
     try:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # collected at this moment
@@ -45,14 +45,14 @@ def has_ended(pid: int) -> bool:
 
 
 def signal_name(number: int) -> str:
-    """Name a signal; real-time ones, which libraries use, have no names."""
+    """Name a signal; real-time ones, which libraries use, have only a number."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
 
 
 def kill_groups(pids: Iterable[int]) -> None:
-    """Kill -9 children with all that they have started, which may outlive them.
+    """Kill children (SIGKILL) and all that they have started, which may outlive them.
 
     Torchrun makes each of its processes the leader of a group.
     """
@@ -65,7 +65,7 @@ def kill_groups(pids: Iterable[int]) -> None:
 
 
 def wait_ended(pids: Iterable[int], seconds: float) -> list[int]:
-    """Wait so long until all of these children have ended; those that have not."""
+    """Wait up to `seconds` until these children have ended; return those that have not."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if not has_ended(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -73,7 +73,7 @@ def wait_ended(pids: Iterable[int], seconds: float) -> list[int]:
 
 
 def _pythons(parent: int) -> list[int]:
-    """Give the process itself if it is a Python, else those below it."""
+    """Return the process itself if it runs this interpreter, else those below it that do."""
     if _is_python(parent):
         return [parent]
     return [pid for child in _children(parent) for pid in _pythons(child)]
@@ -87,16 +87,16 @@ def _is_python(pid: int) -> bool:
 
 
 def _children(parent: int) -> list[int]:
-    """The processes whose parent is this one, also those that have ended and were not collected."""
+    """The children of a process, including those that have ended but were not collected."""
     return _listed(parent) if KERNEL_LISTS else _searched(parent)
 
 
 def _listed(parent: int) -> list[int]:
-    """The same from the kernel's own lists: one small file a thread."""
+    """Read `_children` from the kernel's own lists: one small file for each thread."""
     threads: list[str] = []
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the parent has ended
-        # The children of a thread that ends go to another one, which may have been read before.
+        # A thread that ends leaves its children to another one, which may have been read already.
         while threads != (now := os.listdir(f"/proc/{parent}/task")):  # noqa: PTH208
             threads, found = now, []
             for thread in threads:
@@ -107,7 +107,7 @@ def _listed(parent: int) -> list[int]:
 
 
 def _searched(parent: int) -> list[int]:
-    """The same by asking all processes of the machine, on a node of 200 cores some thousands."""
+    """Find `_children` by looking at all processes, some thousands on a node of 200 cores."""
     found = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, IndexError):

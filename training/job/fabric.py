@@ -1,14 +1,14 @@
-"""The variables that libfabric, NCCL and Neuron want on a node: a table with a reason for each.
+"""The variables that libfabric, NCCL and Neuron need on a node: a table with a reason for each.
 
 As AWS advises for the versions at hand (looked up on 2026-08-21): doc/efa-env-var.md and
 doc/tuner.md of aws-ofi-nccl with its pull requests 922 and 1225, the EFA cheatsheet of
-awsome-distributed-training, the known launcher of Mamba-2 on Neuron. What aws-ofi-nccl sets by
-itself for an instance (NCCL_BUFFSIZE, NCCL_NVLS_CHUNKSIZE, topology files, ...) is not set here,
-and RDMAV_* never: it breaks newer kernels. A version that is not known is taken for the current
+awsome-distributed-training, the known launcher of Mamba-2 on Neuron. What aws-ofi-nccl itself sets
+for an instance (NCCL_BUFFSIZE, NCCL_NVLS_CHUNKSIZE, topology files, ...) is not set here, and
+RDMAV_* never is: it breaks newer kernels. An unknown version is assumed to be of the current
 generation.
 
-Neuron beyond that: NEURON_CC_FLAGS and rounding are set by training.parallel.neuron.environment;
-TPU_* was for torch 1.13; NEURON_RT_ROOT_COMM_ID is set by torch-neuronx in every process.
+Not here for Neuron: training.parallel.neuron.environment sets NEURON_CC_FLAGS and rounding; TPU_*
+was for torch 1.13; torch-neuronx sets NEURON_RT_ROOT_COMM_ID in every process.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from training.job.types import Decision
 from training.parallel.neuron.environment import CACHE, DEFAULTS
 
 NEURON_PORT = 62182
-"""Where torch-neuronx lets the nodes' runtimes meet, on the node of rank 0."""
+"""The port on rank 0's node at which torch-neuronx lets the nodes' runtimes meet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the table asks for."""
+    """The facts that the table's rules depend on."""
 
     nodes: int
     processes: int  # on this node
     gpus: bool
     neuron: bool
     efa: bool
-    rdma: bool  # accelerators reach those of other nodes by themselves
+    rdma: bool  # accelerators reach those of other nodes directly
     staged: bool  # GPUs exchange through the host's memory
     tuned: bool  # the instance is one that the plugin's tuner knows
     chosen: bool  # NEURON_RT_VISIBLE_CORES names the cores
     software: Software
-    cache: str  # folder for Neuron's compiled graphs; empty: the entry point has its own
+    cache: str  # folder for Neuron's compiled graphs; empty: the entry point chooses it
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Rule:
 
 
 def variables(found: Situation) -> list[Decision]:
-    """Give the variables that hold in a situation, in the table's order."""
+    """Return the variables to set in a situation, in the table's order."""
     return [
         Decision(one.name, one.value if isinstance(one.value, str) else one.value(found), one.why)
         for one in RULES
@@ -62,10 +62,10 @@ def variables(found: Situation) -> list[Decision]:
 
 
 def plugin_warnings(instance: Instance | None, software: Software) -> list[str]:
-    """Warn of an aws-ofi-nccl that is older than the instance type; one that is not known is not.
+    """Warn of an aws-ofi-nccl that is older than the instance type; an unknown version passes.
 
-    NCCL then computes and is right, but the plugin takes the node for any machine: its messages go
-    by SENDRECV, and without what it sets for the type.
+    NCCL's results are right even then, but the plugin takes the node for a generic machine: it
+    sends messages by SENDRECV, and without the settings that it has for the type.
     """
     if instance is None or not is_older(software.plugin, instance.fabric.plugin):
         return []
@@ -78,33 +78,36 @@ def plugin_warnings(instance: Instance | None, software: Software) -> list[str]:
 
 
 def _old_plugin(found: Situation) -> bool:
-    """The plugin up to 1.5.0, on GPUs with EFA."""
+    """Tell whether GPUs use EFA through a plugin up to 1.5.0."""
     return found.gpus and found.efa and is_older(found.software.plugin, "1.5.1")
 
 
 def _asks_for_rdma(found: Situation) -> bool:
-    """Libraries that do not use GPUDirect RDMA unless asked to."""
+    """Tell whether the libraries use GPUDirect RDMA only if asked to."""
     software = found.software
     old = is_older(software.libfabric, "1.18") or is_older(software.plugin, "1.7")
     return found.gpus and found.efa and found.rdma and old
 
 
 def _syncs_too_much(found: Situation) -> bool:
-    """An old installer of EFA with an NCCL that it does not know."""
+    """Tell whether an old EFA installer meets an NCCL that it does not know."""
     software = found.software
     new = not is_older(software.nccl, "2.19")
     return found.gpus and found.efa and new and is_older(software.installer, "1.29.1")
 
 
 def _wants_tuner(found: Situation) -> bool:
-    """NCCL 2.21 looks for a tuner in the plugin itself, where it is since 1.16."""
+    """Tell whether NCCL has to be given the path of the tuner.
+
+    NCCL 2.21 and later look for one in the plugin itself, which has contained it since 1.16.
+    """
     software = found.software
     usable = found.tuned and bool(software.tuner) and not is_older(software.nccl, "2.21")
     return found.nodes > 1 and usable and is_older(software.plugin, "1.16")
 
 
 def _between(found: Situation) -> bool:
-    """Neuron's runtime reaches other nodes by EFA."""
+    """Tell whether Neuron's runtime reaches other nodes by EFA."""
     return found.neuron and found.efa and found.nodes > 1
 
 

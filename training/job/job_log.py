@@ -1,18 +1,17 @@
-"""What a job leaves in the run's folder: jobs/<job id>.jsonl, a line as it starts, one as it ends.
+"""The log of a job in its run's folder, jobs/<job id>.jsonl: a line at each start and each end.
 
     {"kind": "start", "time", "job", "restart", "nodes", "spares", "processes", "host", "hosts",
      "module", "run", "image", "requeues", "restarts"}
     {"kind": "end", "time", "job", "restart", "code", "meaning"}
-time is in seconds of the epoch by node 0's clock, nodes are those that train and spares those that
-wait beside them, processes are those of a node, host is node 0's name, and hosts are all names as
-far as they are known. run is the folder that the run is saved to.
-image is what is known of it: its file, target, commit and when it was created. requeues is the
-launcher's REQUEUES, null where it is not known here; restarts are those in place that are allowed,
-RESTARTS. Between the two are lines of failures and what they cost (training.job.restart.ledger).
+time is in seconds since the epoch by node 0's clock. nodes is how many train, spares how many wait
+beside them, and processes how many each node has. host is node 0's name, and hosts are all names as
+far as they are known. run is the folder that the run is saved to. image is what is known of the
+image: its file, target, commit and when it was created. requeues is the launcher's REQUEUES, null
+if it is not known here; restarts is how many restarts in place are allowed, RESTARTS. Between the
+two are lines about failures and what they cost (training.job.restart.ledger).
 
-Node 0 writes these, to $CHECKPOINTS and to the folder that the run is saved to where that is
-another one. A start without an end was killed, or its node was lost. `sqshforge status` reads the
-files.
+Node 0 writes these lines to $CHECKPOINTS, and to the run's folder if that is another one. A start
+without an end was killed, or its node was lost. `sqshforge status` reads the files.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ MEANING = {
 
 
 def begin(plan: Plan, environment: Mapping[str, str], provenance: Path = PROVENANCE) -> None:
-    """Note that this start of the job begins. Never fails: a line of warning tells what could not.
+    """Log that this start of the job begins. Never fails: warns if a file cannot be written.
 
-    To be called on every node before its processes are started; node 0 writes.
+    Call it on every node before its processes start; only node 0 writes.
     """
     if plan.job.node_rank:
         return
@@ -69,7 +68,7 @@ def begin(plan: Plan, environment: Mapping[str, str], provenance: Path = PROVENA
 
 
 def end(plan: Plan, environment: Mapping[str, str], code: int) -> None:
-    """Note the exit code of this start on node 0. Never fails, as `begin`."""
+    """Log the exit code of this start, on node 0. Never fails, like `begin`."""
     if plan.job.node_rank:
         return
     ended = {"code": code, "meaning": meaning(code)}
@@ -77,7 +76,7 @@ def end(plan: Plan, environment: Mapping[str, str], code: int) -> None:
 
 
 def meaning(code: int) -> str:
-    """Say in words what an exit code of a job means."""
+    """Describe in words what a job's exit code means."""
     if code in MEANING:
         return MEANING[code]
     try:
@@ -87,17 +86,17 @@ def meaning(code: int) -> str:
 
 
 def folders(plan: Plan, environment: Mapping[str, str]) -> list[Path]:
-    """Where the job's file is kept: in $CHECKPOINTS, and in the folder that the run is saved to."""
+    """The folders of the job's file: $CHECKPOINTS, and the folder that the run is saved to."""
     return _folders(environment, _run(plan))
 
 
 def path(folder: Path, job: Job) -> Path:
-    """Give the job's file in one of its folders."""
+    """The path of the job's file in one of its folders."""
     return folder / FOLDER / f"{job.id}.jsonl"
 
 
 def note(job: Job, folders: list[Path], kind: str, more: dict[str, Any]) -> None:
-    """Append a line to the job's file in each of its folders. Never fails, as `begin`."""
+    """Append a line to the job's file in each of its folders. Never fails, like `begin`."""
     common = {"kind": kind, "time": round(time.time(), 3), "job": job.id, "restart": job.restarts}
     line = json.dumps({**common, **more}).encode() + b"\n"
     for folder in folders:
@@ -115,7 +114,7 @@ def note(job: Job, folders: list[Path], kind: str, more: dict[str, Any]) -> None
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Add a line by one write; after one that a full disk cut off it begins anew."""
+    """Append a line in one write, after a line break if a full disk cut the last one off."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         size = os.fstat(descriptor).st_size
@@ -128,14 +127,14 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _folders(environment: Mapping[str, str], run: Path | None) -> list[Path]:
-    """Where a job's file is kept, each folder once."""
+    """The folders of a job's file, each once."""
     named = environment.get("CHECKPOINTS")
     found = [Path(named).absolute() if named else None, run]
     return list(dict.fromkeys(folder for folder in found if folder is not None))
 
 
 def _run(plan: Plan) -> Path | None:
-    """The folder that the run is saved to; None where the entry point does not tell, or refuses."""
+    """The folder that the run is saved to; None if the entry point does not tell, or refuses."""
     try:
         module = importlib.import_module(plan.module)
         if hasattr(module, "__path__"):  # a package is started by its __main__
@@ -149,7 +148,7 @@ def _run(plan: Plan) -> Path | None:
 
 
 def _composer(config: Any) -> Path:
-    """The folder of a run of Composer; its name may have the number of parameters in it."""
+    """The folder of a Composer run; its name may contain the number of parameters."""
     folder: str = config.trainer.save_folder
     if "{run_name}" not in folder:
         return Path(folder)
@@ -159,15 +158,15 @@ def _composer(config: Any) -> Path:
 
 
 def _hosts(environment: Mapping[str, str]) -> list[str]:
-    """The names of the nodes: as the launcher lists them, else as Slurm writes them in one word."""
+    """The names of the nodes: the launcher's list, else Slurm's compressed list as one word."""
     listed = environment.get("NODES") or environment.get("SLURM_JOB_NODELIST") or ""
     return listed.split() or [socket.gethostname()]
 
 
 def describe_image(environment: Mapping[str, str], provenance: Path = PROVENANCE) -> dict[str, str]:
-    """Tell what is known of the image that this process runs in; empty where it is none of ours.
+    """Describe the image that this process runs in; empty if nothing is known of it.
 
-    The file that it was started from, and what it says of itself: target, commit, created.
+    Gives the file that it was started from, and its own target, commit and time of creation.
     """
     found = {"file": environment["IMAGE"]} if environment.get("IMAGE") else {}
     try:

@@ -1,4 +1,4 @@
-"""The job and this node, as seen from inside the container: what it has, its network, its ports."""
+"""The job and this node as seen from inside the container: its devices, network and ports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from training.job.types import file_text
 HERE = Path("/")
 NEURON_TOOLS = "/opt/aws/neuron/bin"
 
-OUTSIDE = "192.0.2.1"  # RFC 5737: nobody's, so that only the default route leads there
+OUTSIDE = "192.0.2.1"  # RFC 5737: nobody's, so only the default route leads there
 SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 
 PROC = Path("/proc")
@@ -36,10 +36,10 @@ class Job:
     restarts: int = 0
     node_rank: int = 0
     nodes: int = 1
-    address: str = "127.0.0.1"  # of the node of rank 0, as all others reach it
+    address: str = "127.0.0.1"  # of node 0, as all others reach it
     port: int = 0  # 0: any free one
-    spares: int = 0  # of the nodes, that wait for one that trains to be lost
-    shrink: bool = False  # whether it goes on with fewer nodes where no spare is left
+    spares: int = 0  # how many of the nodes wait to replace a lost one
+    shrink: bool = False  # whether to go on with fewer nodes when no spare is left
 
     @property
     def training(self) -> int:
@@ -48,24 +48,24 @@ class Job:
 
     @property
     def outlives_nodes(self) -> bool:
-        """Whether it may go on in the same start when a node is lost."""
+        """Whether the job may go on in the same start when a node is lost."""
         return self.spares > 0 or self.shrink
 
     @property
     def run_id(self) -> str:
-        """Name one start of the job: processes of the start before it must not join."""
+        """The name of this start of the job: processes of an earlier start must not join."""
         return f"{self.id}.{self.restarts}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerators:
-    """What /dev has of one kind, each with what is known of it, in the order of its numbers."""
+    """The accelerators in /dev, all of one kind, and what is known of each, in order of number."""
 
     kind: str = ""  # cuda or neuron; empty: there are none
     seen: int = 0
     places: tuple[int, ...] = ()  # NUMA nodes; empty or negative: not known
     uuids: tuple[str, ...] = ()  # of GPUs; empty: not known
-    cores: int = 0  # physical NeuronCores of each, as the driver says; 0: it does not
+    cores: int = 0  # physical NeuronCores of each, from the driver; 0: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,19 +77,19 @@ class Node:
     interface: str  # network interface of that address; empty if none has it
     type: str = ""  # EC2's name of the instance type; empty: none is known
     type_why: str = ""
-    instance: Instance | None = None  # what the table has of it
+    instance: Instance | None = None  # its row of the table; None: it has none
     accelerators: Accelerators = field(default_factory=Accelerators)
-    efa: int | None = None  # network cards; None: no such driver shows itself
+    efa: int | None = None  # network cards; None: no driver of such cards is visible
     domains: dict[int, tuple[int, ...]] = field(default_factory=dict)  # cores of each NUMA node
     limits: tuple[Limit, ...] = ()
     software: Software = field(default_factory=Software)
 
 
 def look_at_node(job: Job, environment: Mapping[str, str] = os.environ, root: Path = HERE) -> Node:
-    """Look at this node.
+    """Look at this node's devices, network, limits and software.
 
     root: where /dev, /sys, /proc and installed software are looked for. Raises TrainingError if the
-    first node's name cannot be resolved, and RequestError for an INSTANCE_TYPE that cannot be.
+    first node cannot be resolved or reached, and RequestError for an invalid INSTANCE_TYPE.
     """
     address, interface = "127.0.0.1", ""
     if job.nodes > 1:
@@ -113,7 +113,7 @@ def look_at_node(job: Job, environment: Mapping[str, str] = os.environ, root: Pa
 
 
 def _accelerators(root: Path, environment: Mapping[str, str]) -> Accelerators:
-    """Find the accelerators, whichever kind there is."""
+    """Find the accelerators, of whichever kind there is."""
     chips = devices.count_devices(root, "neuron")
     if chips:
         programs = f"{environment.get('PATH', '')}:{NEURON_TOOLS}"
@@ -133,10 +133,10 @@ def _accelerators(root: Path, environment: Mapping[str, str]) -> Accelerators:
 
 
 def own_address(address: str) -> str:
-    """Give this machine's own address on the way to another one. Nothing is sent.
+    """Return this machine's own address on the way to another one. Sends nothing.
 
-    Where the other one is this machine, by a name that /etc/hosts gives a loopback address as
-    Debian does, it is the address on the way out.
+    If the other one is this machine, by a name to which /etc/hosts gives a loopback address as
+    Debian's does, it is the address on the default route. Raises TrainingError.
     """
     try:
         own = _source(address)
@@ -144,7 +144,7 @@ def own_address(address: str) -> str:
         reason = f"MASTER_ADDR: {address} cannot be reached: {error.strerror}"
         raise TrainingError(reason) from error
     if own.startswith("127.") and not address.startswith("127."):
-        with contextlib.suppress(OSError):  # no way out: it stays alone
+        with contextlib.suppress(OSError):  # no default route: the machine is alone
             return _source(OUTSIDE)
     return own
 
@@ -169,11 +169,11 @@ def interface_of(address: str) -> str:
 
 
 def require_port(port: int) -> None:
-    """Raise TrainingError if somebody else listens at a port, and say who as far as it shows."""
+    """Raise TrainingError if a port cannot be opened; if it is taken, say by whom if that shows."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        # As the rendezvous does: at all addresses.
+        # At all addresses, as the rendezvous does.
         socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
@@ -188,7 +188,7 @@ def require_port(port: int) -> None:
 
 
 def port_holder(port: int) -> str:
-    """Say in words who has a port: the process, else the user that /proc/net shows."""
+    """Describe who holds a port: the process, else the user that /proc/net shows."""
     users = {}
     for table in ("tcp", "tcp6"):
         for line in file_text(PROC / "net" / table).splitlines()[1:]:
@@ -205,7 +205,7 @@ def port_holder(port: int) -> str:
 
 
 def _sockets(process: Path) -> set[str]:
-    """What a process has open; empty for one of another user, or one that ends meanwhile."""
+    """The open files of a process; empty if it is another user's, or ends meanwhile."""
     found = set()
     with contextlib.suppress(OSError):
         for one in (process / "fd").iterdir():

@@ -14,7 +14,7 @@ from training.job.types import Decision
 
 PLACES = ("usr/local/cuda/bin", "opt/nvidia/nsight-systems*/bin", "opt/nvidia/nsight-systems/*/bin")
 OUTPUT = "report_job{run}_rank%q{{RANK}}_on_%h.nsys-rep"
-"""nsys itself puts in the rank and the host's name."""
+"""nsys itself fills in the rank and the host name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +22,16 @@ class Nsys:
     """A request to profile ranks."""
 
     program: str
-    ranks: str  # "all", or numbers with commas between
+    ranks: str  # "all", or numbers separated by commas
     delay: int  # seconds from a process's start to the first record
     duration: int  # seconds that are recorded
     output: str  # path, with nsys's own %q{NAME}, %h, %p
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Give the command that a process's own is put behind.
+        """The command that is put before a process's own.
 
-        The process goes on after the last record, for which nsys would end it otherwise.
+        With `--kill none` the process goes on after the last record; nsys would otherwise end it.
         """
         return (
             *(self.program, "profile", "--sample", "none", "--kill", "none"),
@@ -41,22 +41,22 @@ class Nsys:
 
     @property
     def folder(self) -> Path | None:
-        """Give the folder of the reports; None if only nsys knows it."""
+        """The folder of the reports; None if its name has placeholders that only nsys fills in."""
         folder = Path(self.output).parent
         return None if "%" in str(folder) else folder
 
     def decisions(self) -> list[Decision]:
-        """Tell what is profiled."""
+        """Describe what is profiled."""
         which = "all ranks" if self.ranks == "all" else f"ranks {self.ranks}"
         span = f"for {self.duration} s after {self.delay} s"
         return [Decision("nsys", self.output, f"{which}, {span}, by {self.program}")]
 
 
 def read(root: Path, environment: Mapping[str, str], run: str) -> Nsys | None:
-    """Read NSYS and its companions; None if nothing is profiled.
+    """Read NSYS and its companions; return None if nothing is to be profiled.
 
-    root: where nsys is looked for beside the PATH; run: names this start of the job. Raises
-    RequestError if a value cannot be, or there is no nsys.
+    root: where nsys is looked for if not on the PATH; run: the name of this start of the job.
+    Raises RequestError if a value is invalid or there is no nsys.
     """
     if not _switch(environment):
         return None
@@ -105,7 +105,7 @@ def _program(root: Path, environment: Mapping[str, str]) -> str:
 
 
 def _installed(root: Path) -> Iterator[str]:
-    """Give nsys where its installers put it, the newest release first."""
+    """Find nsys where its installers put it, the newest release first."""
     for place in PLACES:
         for file in sorted(root.glob(f"{place}/nsys"), reverse=True):
             if os.access(file, os.X_OK):

@@ -1,4 +1,4 @@
-"""What a node's part of a job is: decided by pure functions from what Slurm and the node say."""
+"""A node's part of a job, decided by pure functions from what Slurm and the node say."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from training.job.rendezvous import C10D, Rendezvous, choose_rendezvous, require
 from training.job.types import GIVEN, Decision, count
 from training.parallel.neuron.environment import COMPILER
 
-PORTS = 61000, 4536  # the first, and how many: above those that the kernel gives to connections
-# Ranks: from here on gloo takes over ten seconds to join all (docs/background/scale/meeting.md).
+PORTS = 61000, 4536  # the first, and how many: above the kernel's range for outgoing connections
+# Ranks from which gloo takes over ten seconds to join all (docs/background/scale/meeting.md).
 MANY = 512
-NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")  # the nearest one counts
+NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")  # the first set counts
 NUMBERS = ("NPROC_PER_NODE", "GPUS_PER_NODE")
 SHIM = "training.job.rank"
 RESTARTS = "RESTARTS"
@@ -40,7 +40,7 @@ BIND = "NUMA_BIND"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that a node needs to start its processes."""
+    """Everything that a node needs to start its processes."""
 
     job: Job
     rendezvous: Rendezvous
@@ -49,13 +49,13 @@ class Plan:
     processes_why: str
     local_address: str
     variables: tuple[Decision, ...]  # for the processes
-    limits: tuple[Limit, ...]  # that are raised for them
+    limits: tuple[Limit, ...]  # to raise for them
     cores: tuple[tuple[int, ...], ...]  # of each process; empty: they are not bound
     nsys: Nsys | None
     warnings: tuple[str, ...]
     module: str
     flags: tuple[str, ...]
-    restarts: int = 0  # of the processes, in place, in this start of the job
+    restarts: int = 0  # in place, that the processes may have in this start of the job
 
     @property
     def endpoint(self) -> str:
@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def shim(self) -> dict[str, str]:
-        """Give the variables of training.job.rank; empty where it has nothing to do."""
+        """The variables for training.job.rank; empty if it has nothing to do."""
         found = {}
         if self.cores:
             found[CORES] = json.dumps(self.cores)
@@ -111,7 +111,7 @@ class Plan:
         return f"node {self.job.node_rank} of {self.job.nodes}: {count(self.processes, 'process')}"
 
     def block(self) -> str:
-        """Tell every decision with its reason."""
+        """Describe every decision with its reason."""
         first = "hosted here" if self.job.node_rank == 0 else "hosted by node 0"
         reasons = (f"{first}, as {self.job.run_id}", self.rendezvous.why)
         decisions = (
@@ -131,7 +131,7 @@ class Plan:
 
 
 def _last_of_each(flags: Sequence[str]) -> list[str]:
-    """The flags that count: of those that are given more than once, as --NAME=VALUE, the last."""
+    """The flags that count: of a --NAME=VALUE that is given more than once, the last."""
     last = {flag.partition("=")[0]: number for number, flag in enumerate(flags)}
     return [
         flag
@@ -141,7 +141,7 @@ def _last_of_each(flags: Sequence[str]) -> list[str]:
 
 
 def read_job(environment: Mapping[str, str]) -> Job:
-    """Read Slurm's variables. Raises RequestError for what cannot be a job's."""
+    """Read Slurm's variables. Raises RequestError for values that no job can have."""
     id = environment.get("SLURM_JOB_ID", "")
     launched = environment.get("NODES", "").split()  # as the launcher lists them
     if not id:
@@ -177,7 +177,7 @@ def read_job(environment: Mapping[str, str]) -> Job:
 
 
 def _port(environment: Mapping[str, str], nodes: int, default: int) -> int:
-    """The port of the rendezvous; 0, any free one, does for one node alone."""
+    """The port of the rendezvous; 0, any free one, only for a single node. Raises RequestError."""
     port, least = _whole(environment, "MASTER_PORT", default), int(nodes > 1)
     if not least <= port <= 65535:
         raise RequestError(f"MASTER_PORT: must be from {least} to 65535, not {port}")
@@ -185,7 +185,7 @@ def _port(environment: Mapping[str, str], nodes: int, default: int) -> int:
 
 
 def _spares(environment: Mapping[str, str], nodes: int) -> int:
-    """How many of the nodes wait. Raises RequestError where node 0 would train alone."""
+    """How many of the nodes are spares. Raises RequestError if node 0 would train alone."""
     spares = _whole(environment, SPARES, 0)
     if spares and nodes - spares < 2:
         raise RequestError(
@@ -197,7 +197,7 @@ def _spares(environment: Mapping[str, str], nodes: int) -> int:
 
 
 def _shrinks(environment: Mapping[str, str], nodes: int) -> bool:
-    """Whether fewer nodes may go on. Raises RequestError where there are none to lose."""
+    """Whether fewer nodes may go on. Raises RequestError if the job has none to lose."""
     shrinks = _switch(environment, SHRINK, "0")
     if shrinks and nodes < 2:
         raise RequestError(
@@ -208,7 +208,7 @@ def _shrinks(environment: Mapping[str, str], nodes: int) -> bool:
 
 
 def _require_all(nodes: int, launched: Sequence[str]) -> None:
-    """Refuse a job of other nodes than its launcher started: it would train alone, or wait."""
+    """Refuse a number of nodes that is not the launcher's: a node would train alone, or wait."""
     if launched and nodes != len(launched):
         raise RequestError(
             f"this container sees a job of {count(nodes, 'node')}, and its launcher has started "
@@ -227,7 +227,7 @@ def make_plan(
     nproc: int | None = None,
     nsys: Nsys | None = None,
 ) -> Plan:
-    """Decide; looks at nothing but its arguments. Raises RequestError."""
+    """Decide a node's part of the job; looks only at its arguments. Raises RequestError."""
     usable = choose_accelerators(node, environment)
     cards, warnings = count_efa_cards(node)
     processes, why = _processes(usable, environment, nproc)
@@ -253,16 +253,16 @@ def make_plan(
         folder = f"{environment.get('TMPDIR') or '/tmp'}/triton-{job.run_id}"
         chosen.append(Decision("TRITON_CACHE_DIR", folder, "on this node, of this job alone"))
     if job.nodes > 1 and node.interface:
-        # gloo would look its own host name up, which on many machines is a loopback address.
+        # gloo would look up its own host name, which on many machines is a loopback address.
         why_interface = f"the interface of {node.address}"
         chosen.append(Decision("GLOO_SOCKET_IFNAME", node.interface, why_interface))
     if job.nodes > 1:
-        # Each connection would warn of the other node's name, which need not resolve.
+        # Otherwise each connection warns of the other node's name, which need not resolve.
         quiet = "connections do not complain of nodes that have no name"
         chosen.append(Decision("TORCH_CPP_LOG_LEVEL", "ERROR", quiet))
     ranks = job.training * processes
     if ranks >= MANY:
-        # Else each rank tells the store how each other one reaches it: ranks ** 2 requests.
+        # Otherwise each rank tells the store how every other one reaches it: ranks ** 2 requests.
         lazy = f"of {ranks:,} ranks only those are joined that talk to each other"
         chosen.append(Decision("TORCH_GLOO_LAZY_INIT", "1", lazy))
     cables = node.instance.fabric if node.instance else None
@@ -306,7 +306,7 @@ def make_plan(
 
 
 def _given(one: Decision, environment: Mapping[str, str]) -> Decision:
-    """Let a variable that is set win; an empty one is not there."""
+    """Let a variable of the environment win, unless it is empty."""
     value = environment.get(one.name)
     return Decision(one.name, value, GIVEN) if value else one
 
@@ -314,7 +314,7 @@ def _given(one: Decision, environment: Mapping[str, str]) -> Decision:
 def _cores(
     node: Node, usable: Usable, environment: Mapping[str, str], processes: int
 ) -> tuple[list[tuple[int, ...]], list[Decision]]:
-    """Choose each process's cores, if there is anything to choose."""
+    """Choose each process's cores, if there is anything to choose; return them and why."""
     binds = _switch(environment, BIND, "1")
     if len(node.domains) < 2 or not usable.count:
         return [], []
@@ -328,7 +328,7 @@ def _cores(
 
 
 def _cache(environment: Mapping[str, str], flags: Sequence[str]) -> str:
-    """Choose a folder for Neuron's compiled graphs; empty if the run's flags or folder do."""
+    """Choose a folder for Neuron's compiled graphs; empty leaves it to the flags or the run."""
     named = any(one.partition("=")[0] == "--compile_cache" for one in flags)
     shared = environment.get("CHECKPOINTS")
     if named or not shared or "--cache_dir" in environment.get(COMPILER, ""):
@@ -353,7 +353,7 @@ def _processes(
 
 
 def _given_number(environment: Mapping[str, str]) -> str:
-    """Name the variable that says how many processes a node has; empty if none does."""
+    """Name the variable that gives the number of processes; empty if none does."""
     given = [name for name in NUMBERS if environment.get(name)]
     if len({environment[name] for name in given}) > 1:
         said = " and ".join(f"{name}={environment[name]}" for name in given)
@@ -362,7 +362,7 @@ def _given_number(environment: Mapping[str, str]) -> str:
 
 
 def _check_ranks(nsys: Nsys | None, job: Job, processes: int) -> None:
-    """Refuse ranks to profile that there are not."""
+    """Refuse to profile ranks that do not exist."""
     if nsys and nsys.ranks != "all":
         last = job.training * processes - 1
         if max(int(one) for one in nsys.ranks.split(",")) > last:

@@ -13,11 +13,11 @@ import sys
 from collections.abc import MutableMapping, Sequence
 
 CORES, NSYS = "RANK_CORES", "RANK_NSYS"
-"""JSON, set by training.launch: lists of cores, one a local rank; `ranks` and nsys's `words`."""
+"""JSON from training.launch: each local rank's cores; nsys's `ranks` and command (`words`)."""
 
 
 def main(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
-    """Become the module `words[0]` with its flags. Does not return if it is profiled."""
+    """Run the module `words[0]` with its flags here; does not return if it is profiled."""
     cores = json.loads(environment.pop(CORES, "[]"))
     if cores:
         os.sched_setaffinity(0, cores[int(environment["LOCAL_RANK"])])
@@ -31,7 +31,7 @@ def main(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
 
 
 def _help(words: Sequence[str]) -> None:
-    from training.cli import Parser  # not for every process
+    from training.cli import Parser  # only for --help: every rank passes through this module
 
     parser = Parser("python3 -m training.job.rank", str(__doc__))
     parser.add_argument("module", metavar="MODULE", help="what to run")

@@ -1,11 +1,11 @@
-"""How the agents of a job's nodes meet: which of torchrun's rendezvous, and what it takes.
+"""How the agents of a job's nodes meet: the choice of torchrun's rendezvous, and what it needs.
 
-c10d keeps the list of all nodes in one value at node 0, which each node writes again every 5 s; by
-docs/background/scale/meeting.md that ends at some 910 nodes. The static one has no list: each
-node's rank is Slurm's, it tells node 0 how many processes it has, and hears the number of its first
-one. Larger jobs meet by that. It knows of no other start of its processes: what torch 2.13's
-processes wrote to its store is there still when they are started again, so a job that meets by it
-restarts no process in place.
+c10d keeps the list of all nodes in one value at node 0, which each node rewrites every 5 s; by
+docs/background/scale/meeting.md that ends at some 910 nodes. The static rendezvous has no list:
+each node takes its rank from Slurm, tells node 0 how many processes it has, and learns the rank of
+its first one. Larger jobs use it. It cannot tell one start of the processes from the next: what
+torch 2.13's processes wrote to its store is still there when they are started again, so a job that
+uses it restarts no process in place.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from training.job.types import GIVEN
 BACKEND = "RENDEZVOUS"
 C10D, STATIC = "c10d", "static"
 C10D_NODES = 256
-"""Nodes that c10d is taken for: a quarter of what it holds, as all may come at once."""
+"""The most nodes that c10d is used for: a quarter of its limit, as all may come at once."""
 TIMEOUT = 900
 """Seconds for the slowest node to start its container and join."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Which one, and why that; empty where it is the usual one."""
+    """A backend, and why it was chosen; `why` is empty for the default."""
 
     backend: str
     why: str = ""
 
     @property
     def restarts_in_place(self) -> bool:
-        """Whether agents that meet by it can start their processes again without a new start."""
+        """Whether agents that meet by it can restart their processes in one start of the job."""
         return self.backend != STATIC
 
     def options(self, job: Job, endpoint: str) -> tuple[str, ...]:
-        """Torchrun's options for it.
+        """Return torchrun's options for this rendezvous.
 
-        Who hosts it is said, not guessed from host names: they may not resolve, and two nodes may
-        share an address.
+        They name the host, so that torchrun need not guess it from host names: these may not
+        resolve, and two nodes may share an address.
         """
         chosen = (f"--rdzv-backend={self.backend}", f"--rdzv-endpoint={endpoint}")
         if self.backend == STATIC:
@@ -53,7 +53,7 @@ class Rendezvous:
 
 
 def choose_rendezvous(job: Job, environment: Mapping[str, str]) -> Rendezvous:
-    """Choose by the number of nodes, or take what RENDEZVOUS names. Raises RequestError."""
+    """Choose by the number of nodes, unless RENDEZVOUS names one. Raises RequestError."""
     given = environment.get(BACKEND) or ""
     if given not in ("", C10D, STATIC):
         raise RequestError(f"{BACKEND}: must be {C10D} or {STATIC}, not {given!r}")
@@ -73,9 +73,9 @@ def choose_rendezvous(job: Job, environment: Mapping[str, str]) -> Rendezvous:
 
 
 def require_descriptors(job: Job, processes: int, limits: tuple[Limit, ...]) -> None:
-    """Refuse a job whose node 0 may not hold a connection of each node and of each process.
+    """Refuse a job whose node 0 cannot hold a connection from every node and every process.
 
-    Raises RequestError on node 0; the others have but a few connections.
+    Raises RequestError on node 0; the others have only a few connections.
     """
     if job.node_rank:
         return

@@ -1,13 +1,13 @@
-"""What a launcher and the nodes of one start of its job tell each other, in a folder they share.
+"""Messages between a launcher and the nodes of one start of its job, in a folder they share.
 
-CHECKPOINTS/.job-JOB.RESTARTS is made by the launcher before the nodes start, and removed at its
-end. In it:
+The launcher makes CHECKPOINTS/.job-JOB.RESTARTS before the nodes start, and removes it at the end.
+It contains:
 
 started.N  made by node N before anything else: its container has started
 stop       empty until the launcher is asked to stop; node 0 then signals its ranks
-lost.NAME  made by node 0 where the job outlives its nodes: that node is lost, and the launcher
-           takes it out of the job before Slurm ends that because of it
-ended.N    the exit code of node N where the job outlives its nodes; that of node 0 is the job's
+lost.NAME  made by node 0 if the job outlives its nodes: that node is lost, and the launcher
+           takes it out of the job before Slurm ends the job because of it
+ended.N    the exit code of node N if the job outlives its nodes; node 0's is the job's
 
 Without such a folder (another launcher, a shell) nothing is exchanged, and nothing fails.
 """
@@ -23,11 +23,11 @@ from pathlib import Path
 from training.job.node import Job
 
 SECONDS = 1.0
-"""Between two looks of node 0 for a request to stop."""
+"""How often node 0 looks for a request to stop."""
 
 
 def find(job: Job, environment: Mapping[str, str]) -> Path | None:
-    """The folder of this start, if its launcher made one."""
+    """Return the folder of this start; None if its launcher made none."""
     named = environment.get("CHECKPOINTS")
     folder = Path(named, f".job-{job.run_id}") if named else None
     return folder if folder and folder.is_dir() else None
@@ -46,7 +46,7 @@ def lose(folder: Path, host: str) -> None:
 
 
 def end(folder: Path, job: Job, code: int) -> None:
-    """Tell the launcher how this node has ended: whole, or not at all."""
+    """Tell the launcher this node's exit code; the file appears whole or not at all."""
     staging = folder / f".ended.{job.node_rank}"
     with contextlib.suppress(OSError):
         staging.write_text(f"{code}\n")
@@ -54,7 +54,7 @@ def end(folder: Path, job: Job, code: int) -> None:
 
 
 def watch(folder: Path, stop: Callable[[], None]) -> None:
-    """Call `stop` once the launcher asks for it; in a thread that ends with this process."""
+    """Call `stop` once the launcher asks to stop, in a thread that ends with this process."""
     threading.Thread(target=_watch, args=(folder, stop), name="stop", daemon=True).start()
 
 
@@ -67,7 +67,7 @@ def _watch(folder: Path, stop: Callable[[], None]) -> None:
 def is_asked(folder: Path) -> bool:
     """Tell whether the launcher asks to stop."""
     request = folder / "stop"
-    # Reading asks the server of a network file system, which a look at the name alone may not.
+    # Reading the file asks a network file system's server; a look at its name alone may not.
     with contextlib.suppress(OSError):
         return request.stat().st_size > 0 or bool(request.read_bytes())
     return False

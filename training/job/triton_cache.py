@@ -1,8 +1,9 @@
-"""Triton's compiled kernels: a job's folder begins with those that are there, and may be kept.
+"""Triton's compiled kernels: a job's cache starts from existing ones, and may be kept.
 
 A cold cache costs minutes at the first step of a large model. An image may carry a warm one
-(`/sqshforge/triton-cache`), or a folder of the host is named. Keys are made of all that decides a
-kernel (source, Triton's version, device), so that a cache of other kernels is only of no use.
+(`/sqshforge/triton-cache`), or TRITON_CACHE_SEED names a folder of the host. Keys are made of all
+that determines a kernel (source, Triton's version, device), so a cache of other kernels is useless
+but harmless.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ IN_IMAGE = Path("/sqshforge/triton-cache")
 
 
 def begin(folder: Path, environment: Mapping[str, str], in_image: Path = IN_IMAGE) -> str:
-    """Fill a job's folder with the kernels that are there; says what was done, or nothing.
+    """Fill a job's cache with existing kernels; return a line that says so, or nothing.
 
-    A job never fails for the want of a cache: what cannot be copied is compiled.
+    A job never fails for lack of a cache: what cannot be copied is compiled.
     """
     named = environment.get(SEED)
     seed = Path(named) if named else in_image
@@ -34,7 +35,7 @@ def begin(folder: Path, environment: Mapping[str, str], in_image: Path = IN_IMAG
 
 
 def keep(folder: Path, environment: Mapping[str, str]) -> str:
-    """Add a job's kernels to the folder that is named for it; says what was done, or nothing."""
+    """Add a job's kernels to TRITON_CACHE_SAVE; return a line that says so, or nothing."""
     place = environment.get(SAVE)
     if not place or not folder.is_dir():
         return ""
@@ -46,9 +47,9 @@ def keep(folder: Path, environment: Mapping[str, str]) -> str:
 
 
 def _copy(source: Path, place: Path) -> int:
-    """Copy the keys that are not there yet, each whole or not at all; how many they were.
+    """Copy the keys that `place` lacks, each whole or not at all; return how many.
 
-    Others may do the same: who comes second finds it done.
+    Others may copy at the same time: whoever comes second finds the key there.
     """
     place.mkdir(parents=True, exist_ok=True)
     done = 0
@@ -57,7 +58,7 @@ def _copy(source: Path, place: Path) -> int:
             continue
         staging = place / f".{os.urandom(8).hex()}"
         try:
-            # What a killed process had only begun to write stays behind.
+            # Leave behind what a killed process had only begun to write.
             shutil.copytree(key, staging, ignore=shutil.ignore_patterns(".*", "*tmp.*"))
             with contextlib.suppress(OSError):
                 staging.rename(place / key.name)

@@ -1,4 +1,4 @@
-"""What the modules of a job share: decisions with their reasons, and small files read."""
+"""Shared by the modules of a job: decisions with their reasons, and small helpers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Decision:
 
 
 def count(number: int, what: str) -> str:
-    """Say a number of things: 1 process, 2 processes."""
+    """Format a number with its noun: 1 process, 2 processes."""
     plural = "es" if what.endswith("s") else "s"
     return f"{number} {what}{'' if number == 1 else plural}"
 
 
 def file_text(path: Path) -> str:
-    """Read a file without the space around its text; empty if it cannot be read."""
+    """Read a file and strip its text; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

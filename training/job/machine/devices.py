@@ -14,9 +14,9 @@ from pathlib import Path
 
 from training.job.types import file_text
 
-NVIDIA, AMAZON = "0x10de", "0x1d0f"  # vendors of PCI
+NVIDIA, AMAZON = "0x10de", "0x1d0f"  # PCI vendors
 GPU_CLASSES = ("0x0300", "0x0302")  # PCI's display and 3D controllers
-UNKNOWN = -1  # a NUMA node that nobody tells
+UNKNOWN = -1  # a NUMA node that is not known
 TIMEOUT = 20  # seconds for neuron-ls
 
 CPU, NODE = Path("sys/devices/system/cpu"), Path("sys/devices/system/node")
@@ -27,7 +27,7 @@ _NEURON = Path("sys/class/neuron_device")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, in the order of PCI, which is CUDA's for equal ones."""
+    """A GPU. They are in PCI order, which is CUDA's for equal ones."""
 
     uuid: str  # empty: not known
     numa: int
@@ -41,16 +41,16 @@ def count_devices(root: Path, name: str) -> int:
 
 
 def named_gpus(text: str) -> list[str]:
-    """Split CUDA_VISIBLE_DEVICES as CUDA does: only what is before the first invalid word counts.
+    """Split CUDA_VISIBLE_DEVICES as CUDA does: only words before the first invalid one count.
 
-    None is left of -1, and of NoDevFiles, which older Slurm gives a job without GPUs.
+    Nothing is left of -1, nor of NoDevFiles, which older Slurm gives a job without GPUs.
     """
     words = (word.strip() for word in text.split(","))
     return list(itertools.takewhile(re.compile(r"[0-9]+$|GPU-|MIG-").match, words))
 
 
 def list_gpus(root: Path) -> list[Gpu]:
-    """List NVIDIA's GPUs; empty where neither their driver nor PCI shows them."""
+    """List NVIDIA's GPUs; empty if neither their driver nor PCI shows any."""
     found = {one.parent.name: file_text(one) for one in (root / _PROC).glob("*/information")}
     if found:
         return [
@@ -71,9 +71,9 @@ def cores_of_chip(root: Path) -> int:
 
 
 def places_of_chips(root: Path, programs: str) -> list[int]:
-    """List the NUMA nodes of Neuron's chips, in the driver's order, which is not that of PCI.
+    """List the NUMA nodes of Neuron's chips, in the driver's order, which is not PCI's.
 
-    The driver tells it by itself, or neuron-ls, which is looked for in `programs`, a PATH.
+    The driver itself tells them, or else neuron-ls, which is looked for in `programs`, a PATH.
     """
     count = count_devices(root, "neuron")
     own = [file_text(root / _NEURON / f"neuron{n}" / "device" / "numa_node") for n in range(count)]
@@ -93,7 +93,7 @@ def places_of_chips(root: Path, programs: str) -> list[int]:
 
 
 def count_efa(root: Path) -> int | None:
-    """Count the EFA cards; None if no driver of such cards shows itself."""
+    """Count the EFA cards; None if no driver of such cards is visible."""
     try:
         found = list((root / "sys/class/infiniband").iterdir())
     except OSError:
@@ -107,7 +107,7 @@ def _is_efa(device: Path) -> bool:
 
 
 def _numa(root: Path, place: str) -> int:
-    """The NUMA node of a place of PCI, with its domain or without."""
+    """The NUMA node of a PCI address, which may come without its domain."""
     full = place if place.count(":") == 2 else f"0000:{place}"
     text = file_text(root / _PCI / full.lower() / "numa_node")
     return int(text) if re.fullmatch(r"-?\d+", text) else UNKNOWN
@@ -130,16 +130,16 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def format_cores(cores: Iterable[int]) -> str:
-    """Write a list of cores as the kernel does: the opposite of `parse_cores`."""
+    """Write a list of cores as the kernel does: the inverse of `parse_cores`."""
     runs = itertools.groupby(enumerate(sorted(cores)), lambda pair: pair[1] - pair[0])
     spans = [[core for _, core in run] for _, run in runs]
     return ",".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in spans)
 
 
 def cores_by_numa_node(root: Path, allowed: Collection[int]) -> dict[int, tuple[int, ...]]:
-    """Look up the cores of each NUMA node that this task may use; a node without any is left out.
+    """Look up the cores of each NUMA node that this task may use; omit a node without any.
 
-    root: where /sys is looked for. The two threads of a core stand side by side, so that a part of
+    root: where /sys is looked for. The two threads of a core stand side by side, so that a slice of
     the list has whole cores.
     """
     found = {}
@@ -165,7 +165,8 @@ def share_cores(
     """Share the cores of each NUMA node among the processes whose accelerators are there.
 
     domains: the cores of each NUMA node, the threads of a core side by side; places: the NUMA node
-    of each process's accelerator. Empty where there is nothing to choose, or not all is known.
+    of each process's accelerator. Empty if there is nothing to choose, not all is known, or a NUMA
+    node has more processes than cores.
     """
     near = list(places[:processes])
     if len(domains) < 2 or len(near) < processes or not set(near) <= domains.keys():

@@ -1,16 +1,16 @@
 """EC2's instance types for training, what each has, and which of them this machine is.
 
-Looked up on 2026-08-21. Accelerators, memory, EFA cards and bandwidth: what DescribeInstanceTypes
-says, as Karpenter's provider for AWS lists it (commit 1d927085d). GPUDirect RDMA and protocol:
-`platform_data_map` of aws-ofi-nccl (commit 2daf7d30); the first version that has a type in it: the
-same at the tags; which types its tuner knows: its doc/tuner.md. Whose GPUs exchange through the
-host: the EFA cheatsheet of awsome-distributed-training. EFA cards of trn1 and trn1n, memory and
-cores of trn2: AWS's documents of Neuron. A type that is not here is no fault: what the node shows
-is counted then.
+Looked up on 2026-08-21. Accelerators, memory, EFA cards and bandwidth: DescribeInstanceTypes, as
+Karpenter's provider for AWS lists it (commit 1d927085d). GPUDirect RDMA and protocol:
+`platform_data_map` of aws-ofi-nccl (commit 2daf7d30); the first version that knows a type: the same
+map at its tags; the types that its tuner knows: its doc/tuner.md. Types whose GPUs exchange through
+the host: the EFA cheatsheet of awsome-distributed-training. EFA cards of trn1 and trn1n, memory and
+cores of trn2: AWS's documentation of Neuron. A type that is not here is no error: the devices that
+the node shows count.
 
-This machine's type is INSTANCE_TYPE's, else its firmware's, else the metadata service's. DMI on
-Nitro names the type itself. On Xen it does not, so the metadata service (IMDSv2) is asked, which
-answers from a link-local address within milliseconds or, elsewhere, never.
+This machine's type comes from INSTANCE_TYPE, else from its firmware, else from the metadata
+service. On Nitro, DMI names the type. On Xen it does not, so the metadata service (IMDSv2) is
+asked, which answers from a link-local address within milliseconds or, elsewhere, never.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Chip:
 
 @dataclass(frozen=True)
 class Fabric:
-    """What a node has between it and the others."""
+    """A node's network to the other nodes."""
 
-    gbits: float  # Gbit/s, all cards together, at any time
-    efa: int = 0  # EFA cards, where all are attached
-    rdma: bool = False  # accelerators reach those of other nodes by themselves (GPUDirect RDMA)
+    gbits: float  # Gbit/s of all cards together, without bursts
+    efa: int = 0  # EFA cards, if all are attached
+    rdma: bool = False  # accelerators reach those of other nodes directly (GPUDirect RDMA)
     protocol: str = ""  # of aws-ofi-nccl; empty: its own default
     tuned: bool = False  # aws-ofi-nccl's tuner knows the type
     plugin: str = ""  # first aws-ofi-nccl that knows the type; empty: all do, or none has to
@@ -71,7 +71,7 @@ class Instance:
 
 
 def find_instance(type: str) -> Instance | None:
-    """Look a type up by EC2's name of it."""
+    """Look up a type by its EC2 name."""
     return TYPES.get(type)
 
 
@@ -118,9 +118,9 @@ TYPES = {one.type: one for one in _ROWS}
 
 
 def instance_type(root: Path, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Give EC2's name of this machine's type, empty if it has none, and how it was found.
+    """Return the EC2 name of this machine's type, empty if it has none, and how it was found.
 
-    root: where /sys is looked for. Raises RequestError for an INSTANCE_TYPE that cannot be one.
+    root: where /sys is looked for. Raises RequestError for an invalid INSTANCE_TYPE.
     """
     given = environment.get(GIVEN_TYPE, "")
     if given:

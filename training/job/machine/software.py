@@ -1,4 +1,4 @@
-"""The versions of what carries data between nodes: the advice for EFA depends on them."""
+"""Versions of the software that carries data between nodes: the advice for EFA depends on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from training.job.types import file_text
 
 Version = tuple[int, ...]
-"""Its numbers; empty: not known, which is taken for the current generation."""
+"""The numbers of a version; empty: not known, which is taken for the current generation."""
 
 AMAZON = Path("opt/amazon")
 PLUGINS = ("opt/aws-ofi-nccl", "opt/aws-ofi-nccl/install", "opt/amazon/ofi-nccl")
@@ -26,7 +26,7 @@ TIMEOUT = 10  # seconds for fi_info
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """What the image and the kernel have."""
+    """The versions in the image, and the kernel's."""
 
     libfabric: Version = ()
     plugin: Version = ()  # aws-ofi-nccl
@@ -36,7 +36,7 @@ class Software:
     kernel: Version = ()
 
     def described(self) -> str:
-        """Name those that are known."""
+        """List the versions that are known."""
         named = {
             "libfabric": self.libfabric,
             "aws-ofi-nccl": self.plugin,
@@ -63,7 +63,7 @@ def is_older(one: Version, than: str) -> bool:
 
 
 def look_at_software(root: Path, environment: Mapping[str, str]) -> Software:
-    """Look at the libraries below `root`, and those that the environment names."""
+    """Look up the libraries below `root`, and those that the environment names."""
     installed = file_text(root / AMAZON / "efa_installed_packages")
     plugin, tuner = _plugin(root, environment)
     return Software(
@@ -77,9 +77,9 @@ def look_at_software(root: Path, environment: Mapping[str, str]) -> Software:
 
 
 def _libfabric(root: Path, installed: str, environment: Mapping[str, str]) -> Version:
-    """EFA's libfabric: by its own file, else the installer's list, else fi_info.
+    """The version of EFA's libfabric: from its .pc file, else the installer's list, else fi_info.
 
-    The library's file name has the version of its interface, which is another.
+    The library's file name has the version of its interface, which is a different one.
     """
     for file in sorted((root / AMAZON / "efa").glob("lib*/pkgconfig/libfabric.pc")):
         return _first(r"(?m)^Version:\s*(\S+)", file_text(file))
@@ -95,7 +95,7 @@ def _libfabric(root: Path, installed: str, environment: Mapping[str, str]) -> Ve
 
 
 def _plugin(root: Path, environment: Mapping[str, str]) -> tuple[Version, str]:
-    """aws-ofi-nccl's version, which its library says in the log, and its tuner."""
+    """The version of aws-ofi-nccl, from the text that its library logs, and its tuner's path."""
     named = [one for one in environment.get("LD_LIBRARY_PATH", "").split(":") if one]
     folders = [root / one.lstrip("/") for one in named]
     folders += [one for place in PLUGINS for one in sorted((root / place).glob("lib*"))]
@@ -110,7 +110,7 @@ def _plugin(root: Path, environment: Mapping[str, str]) -> tuple[Version, str]:
 
 
 def _nccl(root: Path, environment: Mapping[str, str]) -> Version:
-    """NCCL's version: of one that is loaded before torch's, else of torch's."""
+    """The version of NCCL: of a library that LD_PRELOAD names, else of torch's package."""
     for one in re.split(r"[: ]", environment.get("LD_PRELOAD", "")):
         if "libnccl.so" in one:
             file = root / one.lstrip("/")
@@ -123,7 +123,7 @@ def _nccl(root: Path, environment: Mapping[str, str]) -> Version:
 
 
 def _recorded(root: Path, name: str) -> Version:
-    """The version of a source, as the image's own record has it."""
+    """The version of a source, from the lock file in the image."""
     with contextlib.suppress(ValueError, LookupError, TypeError):
         for one in json.loads(file_text(root / RECORD))["sources"]:
             if one["name"] == name:
@@ -132,7 +132,7 @@ def _recorded(root: Path, name: str) -> Version:
 
 
 def _said(file: Path, pattern: bytes) -> str:
-    """Find what a library would say; empty if it is not there, or says no such thing."""
+    """Find a text inside a library, by the pattern's group; empty if either is missing."""
     with (
         contextlib.suppress(OSError, ValueError),  # ValueError: the file is empty
         file.open("rb") as library,

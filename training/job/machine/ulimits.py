@@ -1,4 +1,4 @@
-"""The limits of a process (ulimit): what is asked for before the processes of a node start."""
+"""The limits of a process (ulimit), and raising them before a node's processes start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit: what counts, and what a process may raise that to."""
+    """A limit: the soft value counts, and a process may raise it to the hard one."""
 
     name: str
     soft: int
@@ -31,12 +31,12 @@ def current_limits() -> tuple[Limit, ...]:
 
 
 def limits_to_raise(limits: tuple[Limit, ...], efa: bool) -> tuple[Limit, ...]:
-    """Choose those that are raised, each to the hard limit; memlock where EFA locks memory."""
+    """Choose the limits to raise to their hard values; memlock only for EFA, which locks memory."""
     return tuple(one for one in limits if one.soft != one.hard and (one.name != "memlock" or efa))
 
 
 def describe_limits(limits: tuple[Limit, ...], efa: bool) -> list[Decision]:
-    """Tell what will count once they are raised."""
+    """Describe the limits as they will be once raised."""
     raised = [one.name for one in limits_to_raise(limits, efa)]
     shown = [one for one in limits if one.name != "memlock" or efa]
     values = ", ".join(f"{one.name} {_text(one)}" for one in shown)
@@ -45,7 +45,7 @@ def describe_limits(limits: tuple[Limit, ...], efa: bool) -> list[Decision]:
 
 
 def limit_warnings(limits: tuple[Limit, ...], efa: bool) -> list[str]:
-    """Warn of a limit on locked memory where network cards need it."""
+    """Warn of a limit on locked memory if the network cards need it."""
     return [
         f"memlock: {_text(one)} can be locked in memory, and EFA needs `unlimited`: set "
         "LimitMEMLOCK=infinity for slurmd (systemd), PropagateResourceLimitsExcept=MEMLOCK in "
@@ -56,14 +56,14 @@ def limit_warnings(limits: tuple[Limit, ...], efa: bool) -> list[str]:
 
 
 def raise_limits(limits: tuple[Limit, ...]) -> None:
-    """Raise limits of this process to the hard ones; its children inherit them."""
+    """Raise limits of this process to their hard values; its children inherit them."""
     for one in limits:
-        with contextlib.suppress(ValueError, OSError):  # a hard limit that the kernel does not give
+        with contextlib.suppress(ValueError, OSError):  # a hard limit that the kernel refuses
             resource.setrlimit(KINDS[one.name], (one.hard, one.hard))
 
 
 def _text(limit: Limit) -> str:
-    """What a process may raise a limit to."""
+    """Format the hard value of a limit."""
     if limit.hard == INFINITE:
         return "unlimited"
     return str(limit.hard) if limit.name == "nofile" else f"{limit.hard // 2**10} KiB"

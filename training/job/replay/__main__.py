@@ -21,7 +21,7 @@ from training.job.replay import node
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Replay on this node, and compare; the exit code."""
+    """Replay on this node, and compare; return the exit code."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
         prog="python3 -m training.job.replay",

@@ -1,7 +1,7 @@
 """A node's part of a replay: its own ranks take the steps, and the nodes' results are compared.
 
-Each node writes its result to RUN/.replay-JOB.RESTART.STEP/PASS.NODE, reads those of all others,
-and so all come to the same verdict. Node 0 removes the folder when all have read it.
+Each node writes its result to RUN/.replay-JOB.RESTART.STEP/PASS.NODE and reads those of all others,
+so that all reach the same verdict. Node 0 removes the folder when all have read it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from training.job.restart.escalation import Failure
 
 STEPS = 8
 SECONDS = 1800.0
-"""For one replay on a node, and as long again for those that begin later."""
+"""The limit for a replay on this node, and again for the other nodes to finish after it."""
 SAME_BITS = {"CAUSAL_CONV1D_DETERMINISTIC": "1", "MAMBA_DETERMINISTIC": "1"}
-"""By these causal-conv1d (after 1.6.1) and mamba-ssm (2.3) add gradients up in a fixed order."""
+"""Make causal-conv1d (after 1.6.1) and mamba-ssm (2.3) add up gradients in a fixed order."""
 LOOK = 0.5
 READ = 60.0
-"""Seconds that node 0 waits for others to read the results before it removes them."""
+"""Seconds that node 0 waits for the others to read the results before it removes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What is replayed, on every node of a job alike."""
+    """What is replayed, the same on every node of a job."""
 
     plan: Plan
     steps: int = STEPS
@@ -50,7 +50,7 @@ class Replay:
     def run(self, environment: Mapping[str, str]) -> Verdict:
         """Replay here and on the other nodes, and compare. Every node of the job must call this.
 
-        Raises RequestError where the run cannot be replayed, and TrainingError.
+        Raises RequestError if the run cannot be replayed, Stopped, and TrainingError.
         """
         job, folder = self.plan.job, self._folder(environment)
         names = NodeNames(job, environment)
@@ -71,7 +71,7 @@ class Replay:
     def _pass(
         self, folder: Path, name: str, environment: Mapping[str, str], stop: Path | None
     ) -> dict[int, Outcome]:
-        """Replay once; what each node gives."""
+        """Replay once; return each node's outcome."""
         job = self.plan.job
         own = self._take(environment, stop).text
         _publish(folder / f"{name}.{job.node_rank}", own)
@@ -90,12 +90,12 @@ class Replay:
         return found
 
     def _take(self, environment: Mapping[str, str], stop: Path | None) -> Outcome:
-        """Let the ranks of this node take the steps; what they give, or why they give nothing."""
+        """Let the ranks of this node take the steps; return the outcome, or why there is none."""
         plan = self.plan
         with tempfile.TemporaryDirectory(prefix="replay-") as scratch:
             output, said = Path(scratch, "output.json"), Path(scratch, "said")
             words: list[str] = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            # Else it asks for this node by its name, which not every cluster can look up.
+            # Otherwise torchrun looks up this node's name, which not every cluster can.
             words += ["--local-addr=127.0.0.1", f"--nproc-per-node={plan.processes}"]
             words += ["-m", "training.replay_rank"]
             words += [f"--module={_module(plan)}", f"--steps={self.steps}"]
@@ -110,7 +110,7 @@ class Replay:
             return Outcome(error=_why(said.read_text(errors="replace"), code))
 
     def _folder(self, environment: Mapping[str, str]) -> Path:
-        """Name the folder of the results. Raises RequestError for an entry point without one."""
+        """Name the folder of the results. Raises RequestError for an entry point without a run."""
         plan = self.plan
         config = importlib.import_module(_module(plan)).configure(plan.flags)
         if not hasattr(config, "run"):
@@ -119,7 +119,7 @@ class Replay:
         return Path(config.run.save_ckpt_path) / f".replay-{plan.job.run_id}.{step}"
 
     def _leave(self, folder: Path) -> None:
-        """Say that this node has read everything; node 0 removes all when every node has."""
+        """Note that this node has read everything; node 0 removes the folder when all have."""
         job = self.plan.job
         with contextlib.suppress(OSError):
             (folder / f"read.{job.node_rank}").touch()
@@ -134,14 +134,14 @@ class Replay:
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """The job was asked to stop meanwhile."""
+    """The job was asked to stop during a replay."""
 
 
 def is_due(failures: Sequence[Failure], nodes: int, environment: Mapping[str, str]) -> bool:
     """Tell whether a job's nodes are to be compared before it goes on.
 
-    They are where its last two failures came after the same step in the same way: restarted in the
-    same containers it would fail again. Raises RequestError.
+    They are if its last two failures came after the same step in the same way: restarted in the
+    same containers, it would fail again. Raises RequestError.
     """
     asked = environment.get("REPLAY") or "1"
     if asked not in ("0", "1"):
@@ -172,7 +172,7 @@ def check(plan: Plan, failures: Sequence[Failure], environment: Mapping[str, str
 def conclude(
     plan: Plan, verdict: Verdict, environment: Mapping[str, str], tell: Callable[[str], None]
 ) -> None:
-    """Say what was found, and note bad nodes for the launcher. Raises BadNode."""
+    """Report what was found, and note bad nodes for the launcher. Raises BadNode."""
     if not verdict.bad:
         for line in verdict.lines:
             tell(line)
@@ -193,7 +193,7 @@ def _run(
     seconds: float,
     stop: Path | None,
 ) -> int:
-    """Run a program with all below it to its end; the exit code, 124 where that takes too long."""
+    """Run a program to its end, killing all below it; return the exit code, 124 after a timeout."""
     until = time.monotonic() + seconds
     process = subprocess.Popen(
         words, env=dict(environment), stdout=log, stderr=log, start_new_session=True
@@ -212,7 +212,7 @@ def _run(
 
 
 def _check_stop(stop: Path | None) -> None:
-    """Raise Stopped where the launcher was asked to stop."""
+    """Raise Stopped if the launcher asks to stop."""
     if stop is not None and start_folder.is_asked(stop):
         raise Stopped("the job was asked to stop")
 
@@ -226,13 +226,13 @@ def _publish(path: Path, text: str) -> None:
 
 
 def _module(plan: Plan) -> str:
-    """Name the module that has the entry point's `configure`: of a package, its __main__."""
+    """Name the module with the entry point's `configure`: for a package, its __main__."""
     found = importlib.import_module(plan.module)
     return f"{plan.module}.__main__" if hasattr(found, "__path__") else plan.module
 
 
 def _step(given: Mapping[str, object]) -> str:
-    """Say what a step gave, so that equal words are equal bits."""
+    """Format what a step gave, so that equal text means equal bits."""
     losses = given["losses"]
     assert isinstance(losses, list)
     return f"losses {' '.join(losses)}, norm {given['norm']}"
@@ -250,4 +250,4 @@ def _tell(text: str) -> None:
 
 
 def nothing(text: str) -> None:
-    """What nodes other than the first say."""
+    """Print nothing: the `tell` of nodes other than node 0."""

@@ -1,4 +1,4 @@
-"""What the replays of several nodes say, compared: pure, without files or processes."""
+"""Compare the replays of several nodes: pure functions, without files or processes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one replay on one node gave."""
+    """The result of one replay on one node."""
 
     step: int = 0  # of the checkpoint
     steps: tuple[str, ...] = ()  # what each step gave, as text
     weights: str = ""  # a digest of the weights at the end
-    error: str = ""  # why there is none of this
+    error: str = ""  # why there is no result; empty if there is one
 
     @classmethod
     def of(cls, text: str) -> Outcome:
-        """Read what `text` has written. Raises ValueError."""
+        """Parse what the property `text` gives. Raises ValueError."""
         try:
             record = json.loads(text)
             return cls(
@@ -39,23 +39,23 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The nodes that are bad, and in words what was found."""
+    """The nodes that are bad, and a description of what was found."""
 
     bad: tuple[int, ...] = ()
     lines: tuple[str, ...] = ()
-    is_open: bool = False  # nodes differ, and which of them is bad is not known
+    is_open: bool = False  # nodes differ, but which of them is bad is not known
     was_tried: bool = True
 
 
 def compare(outcomes: Mapping[int, Outcome], names: Mapping[int, str]) -> Verdict:
-    """Compare one replay of each node: what more than half of them give is right.
+    """Compare one replay of each node: the outcome of more than half of them is right.
 
-    names: of the nodes, by their rank.
+    names: the names of the nodes, by node rank.
     """
     steps = Counter(one.step for one in outcomes.values() if not one.error)
     if len(steps) > 1:
         return _apart(outcomes, steps.most_common(1)[0][0], names)
-    # Why a replay failed may be said in other words on each node.
+    # Each node may word the reason of a failure differently.
     kinds = {
         node: replace(one, error="failed" if one.error else "") for node, one in outcomes.items()
     }
@@ -76,10 +76,10 @@ def compare(outcomes: Mapping[int, Outcome], names: Mapping[int, str]) -> Verdic
 def compare_again(
     first: Mapping[int, Outcome], second: Mapping[int, Outcome], names: Mapping[int, str]
 ) -> Verdict:
-    """Compare a second replay of each node with its own first one, as the nodes differ.
+    """Compare each node's second replay with its own first one, after the nodes differed.
 
-    A node whose two replays differ is bad. If there is none, as for a node that always computes the
-    same wrong number, the nodes have to be tried with a third.
+    A node whose two replays differ is bad. If there is none, as with a node that always computes
+    the same wrong number, the nodes have to be tried together with one more.
     """
     steps = {one.step for one in (*first.values(), *second.values()) if not one.error}
     if len(steps) > 1:
@@ -101,9 +101,9 @@ def compare_again(
 
 
 def _apart(outcomes: Mapping[int, Outcome], step: int, names: Mapping[int, str]) -> Verdict:
-    """Compare nothing where nodes begin from other checkpoints: that says nothing of their numbers.
+    """Compare nothing, as nodes began from different checkpoints: differing numbers prove nothing.
 
-    One may still see an older folder, as over NFS.
+    One may still see an older folder, for example over NFS.
     """
     odd = [
         f"{names[node]} from that of step {one.step}"
@@ -126,7 +126,7 @@ def _described(outcome: Outcome) -> str:
 
 
 def _difference(one: Outcome, other: Outcome, nodes: int = 0) -> str:
-    """Say where an outcome first differs from another, which so many nodes have."""
+    """Say where an outcome first differs from another, of `nodes` others or its own before."""
     whose = f"{nodes} others" if nodes else "before"
     if one.error or other.error:
         return one.error or f"{_span(one)}, and {whose}: {other.error}"
