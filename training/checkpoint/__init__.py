@@ -1,1 +1,1 @@
-"""What a run keeps: checkpoints, whose folder it is, copies of them, its first weights."""
+"""What a run keeps: checkpoints, their copies, its claim on its folder, and its first weights."""

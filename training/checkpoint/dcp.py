@@ -1,8 +1,8 @@
 """Sharded checkpoints by torch's distributed checkpoint: every rank writes what it owns.
 
-Inside: model, optimizer and the random state of every rank; step, tokens and the place in the data
-are in the manifest. The learning rate is a function of the step, so it needs no state; the other
-settings of the optimizer are those that a run is started with.
+They contain the model, the optimizer and the random state of every rank; step, tokens and the
+position in the data are in the manifest. The learning rate is a function of the step, so it needs
+no state; the other settings of the optimizer are those that a run is started with.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.models.families import WITHOUT_EFFECT
 from training.process_group import Group
 
 STATE_BYTES = 12
-"""Of a parameter in a checkpoint: its value and AdamW's two moments, float32."""
+"""Per parameter in a checkpoint: its value and AdamW's two moments, float32."""
 
 
 def write(
@@ -43,12 +43,12 @@ def write(
     copies: Copies | None = None,
     warn: Callable[[str], None],
 ) -> Path:
-    """Write a checkpoint; it appears under its name only when all of it is on disk.
+    """Write a checkpoint, which appears under its name only when all of it is on disk.
 
-    A collective call, on `group.control` alone; `takes` is about how many bytes it has, for the
-    error where there is no room. `copies` get what is read for the checksums. Older checkpoints
-    than the newest `keep` are removed, as manifest.retain has it; `warn` gets, on rank 0, a line of
-    each that cannot be. Raises TrainingError on every rank if any could not write its part, or if
+    A collective call, on `group.control` alone. `takes` is about its size in bytes, for the error
+    if there is no room. `copies` get what is read for the checksums. Checkpoints older than the
+    newest `keep` are removed, as manifest.retain does; `warn` gets, on rank 0, a line for each that
+    cannot be removed. Raises TrainingError on every rank if any could not write its part, or if
     rank 0's claim on the folder is lost; then nothing is left behind.
     """
     folder = manifest.temporary(save_path, record.step)
@@ -85,7 +85,7 @@ def _write_files(
     takes: int,
     copies: Copies | None,
 ) -> dict[str, File]:
-    """Write and sync what all ranks hold; each then reads what it wrote, for the checksums."""
+    """Write and sync what all ranks hold; each then reads its files back for the checksums."""
 
     def begin() -> None:
         if group.rank == 0:
@@ -117,7 +117,7 @@ def _write_files(
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint that is sound: each of its files, on disk or in memory, is what was written."""
+    """A sound checkpoint: each of its files, on disk or in memory, is what was written."""
 
     path: Path
     record: Manifest
@@ -127,11 +127,10 @@ class FoundCheckpoint:
 def find(
     folders: list[str], group: Group, tell: Callable[[str], None], copies: Copies | None = None
 ) -> tuple[FoundCheckpoint | None, list[Path]]:
-    """Find the newest sound checkpoint of the first folder that has any, and the broken before it.
+    """Find the newest sound checkpoint of the first folder that has any, and newer broken ones.
 
-    A collective call, for every rank: each reads its share of the files to the end, from memory
-    where it has copies, and compares them with the manifest. Each broken checkpoint is reported and
-    passed over.
+    A collective call: each rank reads its share of the files to the end, from memory if it has
+    copies, and compares them with the manifest. Each broken checkpoint is reported and passed over.
     """
     broken: list[Path] = []
     for folder in folders:
@@ -142,7 +141,7 @@ def find(
             if record is not None:
                 mine = copies.look(path, record) if copies else Held()
                 own = manifest.share(record.files, group.rank, group.world_size)
-                # All ranks read the files of all, and not each may have them in memory.
+                # All ranks read files like .metadata, which not every one may have in memory.
                 unread = [one for one in own if one not in mine.names or manifest.is_of_all(one)]
                 looks = group.gather((mine, manifest.rotten(path, record, unread)))
                 held = [one for one, _ in looks]
@@ -171,12 +170,11 @@ def load(
     expected: dict[str, Any],
     say: Callable[[str], None],
 ) -> Amount:
-    """Read a checkpoint into a state's tensors, and this rank's random state; any number of ranks.
+    """Read a checkpoint into a state and this rank's random state, on any number of ranks.
 
-    A GPU's random state stays what it is where the checkpoint was made without one, and `say` gets
-    a line of that.
-    Raises RequestError listing every field in which the model differs from `expected`, but
-    for those that have no effect on what weights mean.
+    If the checkpoint was made without a GPU, a GPU's random state stays as it is, and `say` gets a
+    line about that. Raises RequestError listing every field in which the model differs from
+    `expected`, except those that have no effect on what weights mean.
     """
     path, record = found.path, found.record
     differing = [
@@ -197,7 +195,7 @@ def load(
     own = _random(group.device)
     random = {name: own[name] for name in own if f"random.{_of(group)}.{name}" in names}
     state = dict(state)
-    if random:  # a rank more than there were has none
+    if random:  # a rank beyond those that saved has none
         state["random"] = {_of(group): random}
     with _reporting(path):
         dcp.load(state, storage_reader=reader, process_group=group.control)
@@ -212,7 +210,7 @@ def load(
 
 
 def with_random(state: dict[str, Any], group: Group) -> dict[str, Any]:
-    """Add this rank's random state to what it writes."""
+    """Add this rank's random state to the state that it writes."""
     return {**state, "random": {_of(group): _random(group.device)}}
 
 
@@ -221,7 +219,7 @@ def _of(group: Group) -> str:
 
 
 def _random(device: torch.device) -> dict[str, Tensor]:
-    """Give the random state of this rank: uint8 tensors."""
+    """Return the random state of this rank: uint8 tensors."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -231,7 +229,7 @@ def _random(device: torch.device) -> dict[str, Tensor]:
 class _reporting:  # noqa: N801  (reads as a word: `with _reporting(folder)`)
     """Turns what goes wrong while a checkpoint is read into one line for the user.
 
-    Or while it is written, where it takes so many bytes.
+    With `takes`, its size in bytes, the checkpoint is being written instead.
     """
 
     def __init__(self, folder: Path, takes: int = 0) -> None:
@@ -248,7 +246,7 @@ class _reporting:  # noqa: N801  (reads as a word: `with _reporting(folder)`)
             cause = next(iter(error.failures.values()))[0]
         verb = "read"
         if self.takes:
-            # A full disk reaches here as an error of torch's own that does not say so.
+            # Torch turns a full disk into an error of its own that does not say so.
             free = shutil.disk_usage(self.folder.parent).free
             verb = (
                 f"written ({free:,} bytes were free there when that failed, and a checkpoint takes "

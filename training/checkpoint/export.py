@@ -1,7 +1,7 @@
-"""The trained model at the end of a run: a folder in Hugging Face's format, of the last checkpoint.
+"""Export of the trained model at the end of a run: the last checkpoint in Hugging Face's format.
 
-One process writes it, when the others have gone, so it takes no GPU and nobody waits for it. What a
-run has written is noted in its own folder, for that alone is replaced when it is started again.
+One process writes it when the others have gone, so it needs no GPU and nobody waits for it. What a
+run has written is noted in its own folder, as only that is replaced when the run is started again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from training.config.config import Config
 from training.errors import RequestError, writing
 
 NEW = ".new"
-"""Ends the name of what is written before it takes the place of what was there."""
+"""Suffix of what is being written, before it takes the place of what was there."""
 NOTE = "final_model.json"
 """In a run's folder: final_model_dir -> the files that the run has written there."""
 
 
 def check(config: Config) -> None:
-    """Find out before training whether the model can be written at the end.
+    """Check before training that the model can be written at the end.
 
     What an earlier start of the run has written will be replaced. Raises RequestError for a folder
-    that has anything else or is not apart from others of the run, for a model that the format does
-    not have, and where the library that writes it is missing.
+    that has anything else or overlaps other folders of the run, for a model that the format does
+    not support, and if the library that writes it is missing.
     """
     if not config.run.final_model_dir:
         return
@@ -51,7 +51,7 @@ def check(config: Config) -> None:
 
 
 def write(config: Config, say: Callable[[str], None]) -> None:
-    """Write the newest checkpoint's model, complete or not at all. Raises TrainingError."""
+    """Write the newest checkpoint's model, whole or not at all. Raises TrainingError."""
     if not config.run.final_model_dir:
         return
     from training.convert.source import Source
@@ -59,7 +59,7 @@ def write(config: Config, say: Callable[[str], None]) -> None:
 
     folder = _folder(config)
     new = folder.with_name(folder.name + NEW)
-    _require_own(folder, config)  # it may have got files since the start
+    _require_own(folder, config)  # it may have gained files since the start
     source = Source.open("ours", Path(config.run.save_ckpt_path))
     with writing(folder):
         if new.exists():  # of a start that was killed
@@ -67,7 +67,7 @@ def write(config: Config, say: Callable[[str], None]) -> None:
         clear_leftovers(new)
     done = write_model(source, "hf", new, None, None)
     with writing(folder):
-        # Both, as a start that is killed here leaves one or the other, or a part of it.
+        # Note both: a start that is killed here leaves one or the other, or a part of it.
         _note(config, folder, [*_stamps(folder), *_stamps(new)])
         if folder.exists():
             shutil.rmtree(folder)
@@ -80,7 +80,7 @@ def _folder(config: Config) -> Path:
 
 
 def _require_apart(folder: Path, config: Config) -> None:
-    """Refuse to replace a folder that the run reads or writes itself."""
+    """Refuse to replace a folder that the run itself reads or writes."""
     weights, save = config.model.init_weights, config.run.save_ckpt_path
     for setting, path in (("init_weights", weights), ("save_ckpt_path", save)):
         other = Path(path).resolve()
@@ -93,7 +93,7 @@ def _require_apart(folder: Path, config: Config) -> None:
 
 
 def _require_own(folder: Path, config: Config) -> None:
-    """Refuse to replace what the run has not written, or what was changed since."""
+    """Refuse to replace files that the run has not written, or that were changed since."""
     noted = _notes(config).get(str(folder), [])
     for place in (folder, folder.with_name(folder.name + NEW)):
         try:
@@ -108,7 +108,7 @@ def _require_own(folder: Path, config: Config) -> None:
 
 
 def _stamps(folder: Path) -> list[list[Any]]:
-    """List name, size and time of a folder's files: others, and changed ones, differ in these."""
+    """List name, size and time of a folder's files, by which other and changed ones are known."""
     if not folder.exists():
         return []
     files = [(path.name, path.lstat()) for path in folder.iterdir()]
@@ -116,7 +116,7 @@ def _stamps(folder: Path) -> list[list[Any]]:
 
 
 def _notes(config: Config) -> dict[str, list[list[Any]]]:
-    """Read what the run has written where; nothing if that is not known."""
+    """Read which files the run has written where; empty if that is not known."""
     with suppress(OSError, ValueError, AttributeError):
         return dict(json.loads((Path(config.run.save_ckpt_path) / NOTE).read_text()).items())
     return {}

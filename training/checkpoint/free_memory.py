@@ -1,6 +1,6 @@
-"""How much memory this node has free for files in memory: what the kernel, cgroups and tmpfs allow.
+"""How much free memory this node has for files: what the kernel, cgroups and tmpfs allow.
 
-A tmpfs takes memory as its files are written, of the cgroup of the process that writes. Paths are
+A tmpfs takes memory as its files are written, from the cgroup of the process that writes. Paths are
 looked for below `root`, which is another folder only in tests. Light: no torch.
 """
 
@@ -12,26 +12,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-NO_LIMIT = 1 << 60  # bytes; a cgroup of version 1 without a limit has a number above this
+NO_LIMIT = 1 << 60  # bytes; a version 1 cgroup without a limit has a larger number
 HERE = Path("/")
 
 
 def free_memory(root: Path = HERE) -> int:
-    """Bytes that this process can get, page cache included; 0 where nothing says."""
+    """Bytes that this process can get, page cache included; 0 if that is not known."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE)
     machine = int(found[1]) * 1024 if found else 0
     return max(0, min([machine, *_left_by_cgroups(root)]))
 
 
 def free_in(folder: Path, root: Path = HERE) -> int:
-    """Bytes that files in a tmpfs can still take: what it has free, and what memory has free."""
+    """Bytes that files in a tmpfs can still take, by its own free space and by free memory."""
     return _bounded(folder, free_memory(root))
 
 
 def roomiest(folders: Sequence[Path], root: Path = HERE) -> Path:
-    """Give the folder whose tmpfs can take the most bytes, of several the first.
+    """Return the folder whose tmpfs can take the most bytes, the first of equal ones.
 
-    Memory is read once: most tmpfs can take all of it, and what other processes take and give
+    Memory is read once: most tmpfs can take all of it, so that what other processes take and give
     back between two readings would decide.
     """
     memory = free_memory(root)
@@ -57,7 +57,7 @@ def is_tmpfs(folder: Path) -> bool:
 
 
 def _left_by_cgroups(root: Path) -> Iterator[int]:
-    """What each limit on this process leaves; what caches files would be given back."""
+    """The bytes that each limit leaves to this process; the cache of files counts as free."""
     for folder, version in _cgroups(root):
         name, total = ("current", "") if version == 2 else ("usage_in_bytes", "total_")
         used = _number(_text(folder / f"memory.{name}")) or 0
@@ -71,9 +71,9 @@ def _left_by_cgroups(root: Path) -> Iterator[int]:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
-    """The folders of the cgroups whose limits on memory hold for this process, and their version.
+    """The folders of the cgroups whose memory limits apply to this process, and their version.
 
-    Those are its own and all above it that are mounted here.
+    These are its own cgroup and all above it that are mounted here.
     """
     paths: dict[int, str] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
@@ -99,9 +99,9 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _below(top: str, path: str) -> tuple[str, ...] | None:
-    """The folders from the top of a mount down to a cgroup; None where it is not in that mount.
+    """The folders from the top of a mount down to a cgroup; None if it is not in that mount.
 
-    In a cgroup namespace what lies above it starts with /..: then only the top can be read.
+    In a cgroup namespace, paths above its root start with /..: then only the top can be read.
     """
     above, own = PurePosixPath(top).parts[1:], PurePosixPath(path).parts[1:]
     if own[: len(above)] == above:
@@ -111,7 +111,7 @@ def _below(top: str, path: str) -> tuple[str, ...] | None:
 
 
 def _unescaped(word: str) -> str:
-    """A path as mountinfo writes it, where a space is a backslash and 040."""
+    """Decode a path of mountinfo, in which a space is a backslash and 040."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
 
 

@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, Any
 from training.cli import Parser, run_command
 from training.errors import RequestError
 
-if TYPE_CHECKING:  # it takes torch
+if TYPE_CHECKING:  # it imports torch
     from training.process_group import Group
 
 CONFIG = "config.json"
 SETTING = "init_hub"
-"""What a run calls the model."""
+"""The setting of a run that names the model."""
 _SMALL = (CONFIG, "generation_config.json", "*.index.json", "tokenizer*", "*tokens*.json")
 _WEIGHTS = {"model.safetensors": "*.safetensors", "pytorch_model.bin": "pytorch_model*.bin"}
-"""All weights in one file -> those that are fetched: of torch's where there are no others."""
+"""All weights in one file -> the files to fetch: torch's only if there are no others."""
 
 
 def config_file(name: str, folder: str) -> Path:
-    """Find a model's config.json: in a folder that has it already, else in the hub.
+    """Find a model's config.json: in a folder that already has it, else on the hub.
 
-    Raises RequestError where it cannot be had.
+    Raises RequestError if it cannot be fetched.
     """
     there = Path(folder) / CONFIG
     if folder and there.is_file():
@@ -42,11 +42,11 @@ def config_file(name: str, folder: str) -> Path:
 
 
 def fetch(name: str, folder: str, group: Group, say: Callable[[str], None]) -> Path:
-    """Bring a model's files to a folder, or where the library keeps them; the folder.
+    """Fetch a model's files to a folder, or to where the library keeps them; return the folder.
 
-    A collective call. Rank 0 comes first, then the first rank of every other node, which finds
-    everything there if the nodes share the folder; one that has all asks for nothing. Raises
-    RequestError where it cannot be had.
+    A collective call. Rank 0 goes first, then the first rank of every other node, which finds
+    everything there if the nodes share the folder. If the folder has all files, nothing is fetched.
+    Raises RequestError if the model cannot be fetched.
     """
     if folder and not group.any(not _is_complete(Path(folder))):
         return Path(folder)
@@ -62,7 +62,7 @@ def fetch(name: str, folder: str, group: Group, say: Callable[[str], None]) -> P
 
 
 def _bring(name: str, folder: str) -> str:
-    """Fetch what is not there yet; where all of it is."""
+    """Fetch what is missing; return the folder that has all of it."""
     if folder and _is_complete(Path(folder)):
         return folder
     place: dict[str, Any] = {"local_dir": folder} if folder else {}
@@ -84,7 +84,7 @@ def _bring(name: str, folder: str) -> str:
 def _is_complete(folder: Path) -> bool:
     """Tell whether a folder has a model, sizes and all weights, as they are opened later.
 
-    The library gives a file its name when it has all of it.
+    The library gives a file its name only once it has all of it.
     """
     if not (folder / CONFIG).is_file():
         return False
@@ -98,11 +98,11 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _has_all(index: Path) -> bool:
-    """Tell whether the files that an index names are there."""
+    """Tell whether all files that an index names are there."""
     try:
         names = set(json.loads(index.read_text())["weight_map"].values())
         return all((index.parent / name).is_file() for name in names)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # it is fetched again
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # the index is fetched again
         return False
 
 
@@ -121,7 +121,7 @@ def _ask(name: str, question: Callable[[Any], str]) -> str:
         ) from error
     try:
         return question(huggingface_hub)
-    except Exception as error:  # the library, and what it goes by, have many errors of their own
+    except Exception as error:  # the library and what it builds on have many errors of their own
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestError(
             f"{SETTING}: {name} cannot be had from the hub: {reason}; give a local folder of the "
@@ -130,7 +130,7 @@ def _ask(name: str, question: Callable[[Any], str]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Do what the command line asks for. Raises RequestError where the model cannot be had."""
+    """Do what the command line asks for. Raises RequestError if the model cannot be fetched."""
     parser = Parser("python -m training.checkpoint.hub", str(__doc__))
     parser.add_argument("name", metavar="NAME", help="the model's name in the hub, owner/model")
     parser.add_argument("folder", metavar="FOLDER", help="folder for its files")

@@ -1,13 +1,14 @@
 """Copies of the newest checkpoint in the nodes' memory, for ranks that are restarted in place.
 
-Each rank keeps the files that it wrote, as it reads them back for their checksums. Layout, in the
+Each rank keeps the files that it wrote when it reads them back for their checksums. Layout, in the
 folder that training.checkpoint.memory_folder makes on each node:
 
     rank_<R>/step_<N>_ckp/{note.json, __<R>_0.distcp, ...}
 
-The first rank of a node keeps .metadata too, which all of them read. The note is written last. What
-counts is the checkpoint on disk: a copy is used for the very one that is to be loaded, if each file
-has the size and the checksum of its manifest. Nothing that goes wrong with a copy fails a save.
+The first rank of a node also keeps .metadata, which all of them read. The note is written last. The
+checkpoint on disk is what counts: a copy is used only for the very checkpoint that is to be loaded,
+if each file has the size and the checksum in its manifest. Nothing that goes wrong with a copy
+fails a save.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where this rank reads the files of a checkpoint, and who has those that it cannot."""
+    """Where this rank reads the files of a checkpoint, and who has those that it cannot read."""
 
     here: Mapping[str, Path] = field(default_factory=dict)  # file -> the folder in memory
     holders: Mapping[str, int] = field(default_factory=dict)  # file -> a rank that has it in memory
@@ -48,7 +49,7 @@ class Sources:
 
     @classmethod
     def of(cls, held: Sequence[Held], rank: int) -> Sources:
-        """Sum up what the ranks keep, for one of them."""
+        """Combine what all ranks keep, for one of them."""
         here: dict[str, Path] = {}
         holders: dict[str, int] = {}
         node = held[rank].node
@@ -62,20 +63,20 @@ class Sources:
 
 
 class Copies:
-    """The copies of this rank; its methods are no collective calls."""
+    """The copies of this rank; its methods are not collective calls."""
 
     def __init__(self, folder: Path, job: str, group: Group, most: int) -> None:
-        """Use the folder of this node. most: bytes that two copies of all its ranks may take."""
+        """Use the node's `folder`. most: bytes that two copies of all its ranks may take."""
         self._node, self._job, self._most = folder, job, most
         self._own = folder / f"rank_{group.rank}"
         self._rank, self._ranks, self._local = group.rank, group.world_size, group.local_world_size
         self._failed, self.warning = False, ""
 
     def take(self, folder: Path, final: Path, own: Sequence[str], all_: Sequence[str]) -> Taken:
-        """Read the files that are this rank's for their checksums, and keep a copy of them.
+        """Read this rank's files for their checksums, and keep a copy of them.
 
-        folder: where they lie; final: what that will be called; all_: the names of all files.
-        Raises OSError where a file cannot be read.
+        folder: where they are; final: its name once complete; own: their names; all_: the names of
+        all files. Raises OSError if a file cannot be read.
         """
         place = self._own / final.name
         copy = _Copy(place, self._obstacle(folder, all_))
@@ -93,7 +94,7 @@ class Copies:
         return Taken(files, copy.finish(note))
 
     def note_faults(self, name: str, faults: Mapping[int, str]) -> None:
-        """Put the faults of all ranks with a copy into words, once for faults that go on."""
+        """Prepare a warning of the faults of all ranks' copies, once while faults go on."""
         before, self._failed = self._failed, bool(faults)
         if faults and not before:
             which = ", ".join(map(str, list(faults)[:8])) + (", ..." if len(faults) > 8 else "")
@@ -103,15 +104,15 @@ class Copies:
             )
 
     def take_warning(self) -> str:
-        """Give the warning that has not been said yet; empty if there is none."""
+        """Return the warning that has not been logged yet; empty if there is none."""
         warning, self.warning = self.warning, ""
         return warning
 
     def keep(self, name: str = "") -> None:
-        """Remove all copies but that of the checkpoint of this name; without one, all.
+        """Remove all copies except that of the checkpoint of this name; without a name, all.
 
-        The first rank of a node does so too for ranks that were on it before a restart in place
-        numbered the nodes anew: while that checkpoint is the newest, the next one may bring them
+        The first rank of a node does so also for ranks that were on it before a restart in place
+        renumbered the nodes: while that checkpoint is the newest, the next restart may bring them
         back.
         """
         before = self._ranks_before()
@@ -121,7 +122,7 @@ class Copies:
                     if one.name != name:
                         shutil.rmtree(one, ignore_errors=True)
         for rank in before:
-            with suppress(OSError):  # it has a copy still
+            with suppress(OSError):  # it still has a copy
                 rank.rmdir()
 
     def drop(self, name: str) -> None:
@@ -129,7 +130,7 @@ class Copies:
         shutil.rmtree(self._own / name, ignore_errors=True)
 
     def look(self, path: Path, record: Manifest) -> Held:
-        """Read this rank's copy of a checkpoint, and compare it with the manifest."""
+        """Read this rank's copy of a checkpoint and compare it with the manifest."""
         own = share(record.files, self._rank, self._ranks)
         if self._is_first_of_node:
             own += [name for name in record.files if is_of_all(name) and name not in own]
@@ -155,18 +156,18 @@ class Copies:
 
     @property
     def _of_node(self) -> range:
-        """Number the ranks of this node."""
+        """The ranks of this node."""
         first = self._rank - self._rank % self._local
         return range(first, first + self._local)
 
     def _ranks_before(self) -> list[Path]:
-        """List the folders of ranks that are not on this node any more, for its first rank."""
+        """List, for the first rank of a node, the folders of ranks that are no longer on it."""
         now = {f"rank_{rank}" for rank in self._of_node}
         there = self._node.glob("rank_*") if self._is_first_of_node else ()
         return [one for one in there if one.name not in now]
 
     def _missing(self, name: str) -> str:
-        """Say that there is no copy of a checkpoint, and which there are."""
+        """Say that there is no copy of a checkpoint, and which copies there are."""
         there = []
         with suppress(OSError):
             there = sorted(one.name for one in self._own.iterdir())
@@ -175,7 +176,7 @@ class Copies:
         return f"no copy of {name}" + (f", only of {', '.join(there)}" if there else "")
 
     def _other_run(self, note: _Note, path: Path, record: Manifest) -> str:
-        """Say what tells a copy from the one of this checkpoint; empty if nothing does."""
+        """Say why a copy is not of this checkpoint; empty if it is."""
         if note.job != self._job:
             return f"the copy is of job {note.job}"
         if note.checkpoint != str(path.absolute()):
@@ -203,7 +204,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Taken:
-    """The files that this rank has read, and why there is no copy of them (empty: there is)."""
+    """The files that this rank has read, and why they have no copy (empty: they have)."""
 
     files: dict[str, File]
     fault: str = ""
@@ -211,7 +212,7 @@ class Taken:
 
 @dataclass(frozen=True, kw_only=True)
 class _Note:
-    """What says of which checkpoint a copy is."""
+    """Identifies the checkpoint that a copy is of."""
 
     job: str  # with the number of its start
     checkpoint: str
@@ -225,7 +226,7 @@ class _Note:
 
 
 class _Copy:
-    """A copy that is being made; after the first fault nothing more is written."""
+    """A copy in the making; after the first fault nothing more is written."""
 
     def __init__(self, place: Path, fault: str) -> None:
         self._place, self._fault = place, fault
@@ -234,7 +235,7 @@ class _Copy:
             self._do(self._begin)
 
     def take(self, source: Path) -> File:
-        """Read a file for its checksum, and copy it. Raises OSError where it cannot be read."""
+        """Read a file for its checksum, and copy it. Raises OSError if it cannot be read."""
         opened: list[int] = []
         self._do(lambda: opened.append(self._open(source.name)))
         try:
@@ -244,7 +245,7 @@ class _Copy:
                 os.close(file)
 
     def finish(self, note: _Note) -> str:
-        """Write the note; or remove all, and say why."""
+        """Write the note; after a fault, remove everything and return the fault instead."""
         text = json.dumps(asdict(note)).encode()
         opened: list[int] = []
         self._do(lambda: opened.append(self._open(f"{NOTE}.new")))
@@ -258,7 +259,7 @@ class _Copy:
 
     def _begin(self) -> None:
         shutil.rmtree(self._place, ignore_errors=True)
-        # Not the node's folder: without its agent nobody would remove it.
+        # This never makes the node's folder: without the agent nobody would remove it.
         self._place.parent.mkdir(mode=0o700, exist_ok=True)
         self._place.mkdir(mode=0o700)
 
@@ -275,7 +276,7 @@ class _Copy:
 
 
 def _write(file: int, data: bytes) -> None:
-    """Write all of it. By write, as a full tmpfs ends a process that writes to a map (SIGBUS)."""
+    """Write all data. Not through a mapping, in which a full tmpfs kills the process (SIGBUS)."""
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
@@ -297,5 +298,5 @@ def _fault(copy: Path, noted: File | None, written: File) -> str:
 
 
 def size(count: int) -> str:
-    """Say a number of bytes."""
+    """Format a number of bytes."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

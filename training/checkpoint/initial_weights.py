@@ -1,7 +1,7 @@
-"""Training that starts from given weights instead of random ones.
+"""Starting training from given weights instead of random ones.
 
-Every rank maps the files into its memory, and reads of them only what it keeps: its shards where
-the model starts on the meta device under FSDP2, else whole parameters, one at a time.
+Every rank maps the files into its memory, and reads only what it keeps: its shards if the model
+starts on the meta device under FSDP2, else whole parameters, one at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.models import Sizes
 from training.models.families import WITHOUT_EFFECT
 from training.process_group import Group
 
-if TYPE_CHECKING:  # it takes safetensors, which a run from random values does not
+if TYPE_CHECKING:  # it needs safetensors, which a run from random values does not
     from training.convert.source import Source
 
 _FOLLOWS = {
@@ -27,16 +27,16 @@ _FOLLOWS = {
     "dt_rank": "d_delta",
     "attention_multiplier": "score_multiplier",
 }
-"""Sizes that follow from others where they are 0, and the property that has their value."""
+"""Sizes that follow from others if they are 0, and the property that has their value."""
 _OF_FILES = ("hf", "ours")
-"""Formats that one file of weights may have, by the names of its tensors."""
+"""Formats that a single file of weights may have, distinguished by the names of its tensors."""
 
 
 def weights(config: Config, group: Group, say: Callable[[str], None]) -> Source | None:
-    """Open what a run starts from: given weights, or None for random ones (a collective call).
+    """Open the weights that a run starts from; None for random ones (a collective call).
 
-    They are not read where there is a checkpoint: a run goes on from it, or is refused where none
-    is sound. Raises as `open_weights` does.
+    They are not read if there is a checkpoint: the run goes on from it, or is refused if none is
+    sound. Raises as `open_weights` does.
     """
     model = config.model
     if not model.init_weights and not model.init_hub:
@@ -55,8 +55,8 @@ def weights(config: Config, group: Group, say: Callable[[str], None]) -> Source 
 def open_weights(model: ModelConfig) -> Source:
     """Open init_weights, a folder or one file, and compare it with the model.
 
-    Raises RequestError if it is none of weights, with every size that is another, or with every
-    tensor that is missing, too many or of another shape.
+    Raises RequestError if it has no weights, listing every size that differs, or listing every
+    tensor that is missing, unexpected or of another shape.
     """
     from training.convert import native
     from training.convert.folders import detect
@@ -77,7 +77,7 @@ def open_weights(model: ModelConfig) -> Source:
 
 
 def _of_file(path: Path, sizes: Sizes) -> Source:
-    """Open a file of weights, which tells no sizes; its format is the one whose names it has."""
+    """Open a file of weights, which has no sizes; its format is the one whose names it has."""
     from training.convert.names import Parameters, layout
     from training.convert.source import Source
     from training.convert.weights import open_file
@@ -91,7 +91,7 @@ def _of_file(path: Path, sizes: Sizes) -> Source:
 
 
 def _differing(found: Sizes, wanted: Sizes) -> list[str]:
-    """List the sizes that are not the same."""
+    """List the sizes that differ."""
     if found.family != wanted.family:
         return [f"family: {found.family} there, {wanted.family} asked for"]
     return [
@@ -102,8 +102,8 @@ def _differing(found: Sizes, wanted: Sizes) -> list[str]:
 
 
 def _meant(sizes: Sizes, name: str) -> Any:
-    """Give a size; what follows from others is the same whether it is written out or left at 0."""
+    """Return a size; one that follows from others is the same written out or left at 0."""
     if name == "norm_across_groups" and getattr(sizes, "n_groups", 0) == 1:
-        return False  # both norms are one
+        return False  # with one group both norms are the same
     own = getattr(sizes, name)
     return getattr(sizes, _FOLLOWS[name], own) if name in _FOLLOWS else own

@@ -1,7 +1,7 @@
-"""How often a run saves that leaves it to us: by what a save costs, and by how many nodes may fail.
+"""How often a run saves by default: from the cost of a save, and how often its nodes may fail.
 
-docs/background/scale/checkpoints.md has the derivation, and what other intervals cost. All times in
-seconds. Light: no torch.
+docs/background/scale/checkpoints.md has the derivation, and the cost of other intervals. All times
+are in seconds. Light: no torch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ NODE_MTBF = 54 * 24 * 3600 * 2048 / 419
 FIRST = 600.0
 """The interval until a save has been measured."""
 SHORTEST, LONGEST = 60.0, 3600.0
-"""Bounds of the interval. Below a minute a failure loses less by it than by starting again. Above
-an hour a run loses more by what is no failure of a node (a bug, a person) than saves cost."""
+"""Bounds of the interval. Below a minute, a failure loses less to it than to starting again. Above
+an hour, a run loses more to what is no node failure (a bug, a person) than saves cost."""
 
 
 def daly(stall: float, mtbf: float) -> float:
     """Compute the training time between two saves that loses the least, in seconds.
 
     J. T. Daly, Future Generation Computer Systems 22 (3), 303 (2006), equation 37, for a stall
-    below 2 mtbf; from there on mtbf. Its first order, sqrt(2 stall mtbf), is that of J. W. Young,
+    below 2 mtbf; from there on mtbf. Its first order, sqrt(2 stall mtbf), is J. W. Young's,
     Communications of the ACM 17 (9), 530 (1974).
 
     stall: how long training stands still for a save. mtbf: the job's mean time between failures.
@@ -36,14 +36,14 @@ def daly(stall: float, mtbf: float) -> float:
 def best_interval(stall: float, writing: float, nodes: int) -> float:
     """Compute the interval of a job: Daly's, for NODE_MTBF over its nodes, within the bounds.
 
-    No less than `writing`, how long after the stall a checkpoint is complete: the next save waits
-    for it.
+    It is at least `writing`, the time from the stall until a checkpoint is complete, for which the
+    next save would wait.
     """
     return min(max(daly(stall, NODE_MTBF / nodes), SHORTEST, writing), max(LONGEST, writing))
 
 
 def described(interval: float, stall: float, nodes: int) -> str:
-    """Say in one line what was chosen, and why."""
+    """Describe in one line what was chosen, and why."""
     hours = NODE_MTBF / nodes / 3600
     fails = f"{hours / 24:,.0f} days" if hours >= 48 else f"{hours:,.1f} hours"
     return (

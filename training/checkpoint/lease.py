@@ -1,13 +1,13 @@
-"""One run a folder: two at once would destroy each other's checkpoints.
+"""One run to a folder: two at once would destroy each other's checkpoints.
 
-SAVE/.running says who runs there, and has a counter that is renewed every few seconds. Neither the
-locks of file systems are used, which do nothing on some shared ones, nor clocks, which differ
-between hosts: who finds a claim watches its counter for longer than it takes to be renewed. Where
-it stands still the run there is dead, and the next one takes the folder over.
+SAVE/.running says who runs there, and has a counter that is renewed every few seconds. It needs no
+file locks, which do nothing on some shared file systems, and no clocks, which differ between hosts:
+a process that finds a claim watches its counter for longer than a renewal takes. If the counter
+stands still, the run there is dead, and the next one takes the folder over.
 
-Of many that would do so one must win. The right to follow a claim is a file that is called after
-it, .running.<its id>, and that only one can make (O_EXCL). So claims are a chain, the last of which
-counts; who has made one renames it to .running. Light: no torch here.
+Of many that try to, only one may win. The right to follow a claim is a file named after it,
+.running.<its id>, that only one process can make (O_EXCL). So claims form a chain, the last of
+which counts; whoever has made it renames it to .running. Light: no torch here.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from training.errors import RequestError, TrainingError
 
 LEASE_FILE = ".running"
 ROUND = "RESTART_ROUND"
-"""Set for ranks that may start on other nodes: how often those of this start were started."""
-_COUNT = 20  # digits of the counter, so that it can be written over in place
+"""Set for ranks that may restart on other nodes: how often this start's ranks were started."""
+_COUNT = 20  # digits of the counter, so that it can be overwritten in place
 LEASE_THREAD = "claim"
-"""The name of the thread that renews."""
+"""The name of the thread that renews the claim."""
 BEAT = 4.0
 """Seconds between two renewals."""
 SILENCE = 20.0
 """Seconds without a renewal after which a run counts as dead."""
 _POLL = 0.2
 _MOST = 1.0
-"""Seconds that one look counts for at most: a disk that hung showed nothing of a run's life."""
+"""The most seconds that one look counts for: a disk that hung could show no renewals."""
 _SAID = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseOwner:
-    """One start of a run, as it is written into a claim."""
+    """One start of a run, as it is written in a claim."""
 
     id: str  # no other start has it
     job: str  # Slurm's; empty outside of it
     restart: int  # of that job
     host: str
     pid: int
-    boot: str  # of the host's kernel; empty where it cannot be known
-    namespace: str  # in which pid counts; empty where it cannot be known
+    boot: str  # of the host's kernel; empty if it cannot be known
+    namespace: str  # in which pid counts; empty if it cannot be known
     since: str  # by the clock of its host, for people
-    round: int = 0  # of that start; not written where there is but one
+    round: int = 0  # of that start; not written if there is only one
 
     @classmethod
     def here(cls) -> LeaseOwner:
@@ -65,7 +65,7 @@ class LeaseOwner:
         boot = namespace = ""
         with suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            # A /proc of another namespace than this process's own has other numbers.
+            # The /proc of another namespace has other numbers.
             if Path("/proc/self").readlink().name == str(os.getpid()):
                 namespace = str(Path("/proc/self/ns/pid").readlink())
         return cls(
@@ -82,7 +82,7 @@ class LeaseOwner:
 
     @classmethod
     def of(cls, line: str) -> LeaseOwner | None:
-        """Read what `line` wrote; None if it is torn."""
+        """Parse what the property `line` gives; None if it is torn."""
         try:
             return cls(**json.loads(line))
         except (ValueError, TypeError):
@@ -100,16 +100,16 @@ class LeaseOwner:
         return f"scancel {self.job}" if self.job else f"kill {self.pid} on {self.host}"
 
     def has_died(self, me: LeaseOwner) -> bool:
-        """Tell whether its process is seen to be gone; False where it cannot be seen from here."""
+        """Tell whether its process is seen to be gone; False if it cannot be seen from here."""
         same = (self.boot, self.namespace) == (me.boot, me.namespace)
         return same and all((me.boot, me.namespace)) and not _lives(self.pid)
 
     def was_restarted_as(self, me: LeaseOwner) -> bool:
-        """Tell whether Slurm has ended it, and started its job again as this process."""
+        """Tell whether Slurm has ended it, and restarted its job as this process."""
         return bool(me.job) and self.job == me.job and self.restart < me.restart
 
     def was_replaced_by(self, me: LeaseOwner) -> bool:
-        """Tell whether its node is lost, and another one has its place in the same start."""
+        """Tell whether its node is lost, and another one took its place in the same start."""
         same = bool(me.job) and (self.job, self.restart) == (me.job, me.restart)
         return same and self.round < me.round
 
@@ -118,7 +118,7 @@ def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state not in "ZX"  # ended, and not yet fetched by its parent
+        return state not in "ZX"  # ended, and not yet collected by its parent
     except (ProcessLookupError, FileNotFoundError):
         return False
     except OSError:  # another user's
@@ -127,7 +127,7 @@ def _lives(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class FoundClaim:
-    """A claim as it was read; holder is None where it was cut off by a kill."""
+    """A claim as it was read; holder is None if a kill cut off the writing."""
 
     path: Path
     holder: LeaseOwner | None
@@ -135,14 +135,14 @@ class FoundClaim:
 
     @property
     def next(self) -> Path:
-        """Where the claim that follows this one is."""
+        """The path of the claim that follows this one."""
         if self.holder is None:
             return self.path.with_name(f"{self.path.name}.torn")
         return self.path.with_name(f"{LEASE_FILE}.{self.holder.id}")
 
 
 def read_chain(folder: Path) -> list[FoundClaim]:
-    """Read the claims of a folder; the last counts. Raises OSError."""
+    """Read the claims of a folder, of which the last counts. Raises OSError."""
     found: list[FoundClaim] = []
     path = folder / LEASE_FILE
     while (text := _read(path)) is not None:
@@ -152,7 +152,7 @@ def read_chain(folder: Path) -> list[FoundClaim]:
 
 
 def make_claim(path: Path, holder: LeaseOwner) -> int:
-    """Make a claim's file, which must not be there, and give its descriptor. Raises OSError."""
+    """Make a claim's file, which must not exist, and return its descriptor. Raises OSError."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     text = f"{holder.line}\n{0:0{_COUNT}}\n".encode()
     try:
@@ -167,7 +167,7 @@ def make_claim(path: Path, holder: LeaseOwner) -> int:
 
 
 def renew_claim(file: int, holder: LeaseOwner, count: int) -> None:
-    """Write the counter where it is: it takes no room, and a file that was replaced stays so."""
+    """Overwrite the counter in place: needs no room, and cannot undo that a file was replaced."""
     os.pwrite(file, f"{count:0{_COUNT}}\n".encode(), len(holder.line.encode()) + 1)
     os.fsync(file)  # else other hosts would not see it
 
@@ -176,26 +176,26 @@ def _read(path: Path) -> str | None:
     try:
         return path.read_text(errors="replace")
     except OSError as error:
-        # On a shared disk one that is replaced while it is read is stale, not missing.
+        # On a shared disk, a file that is replaced while it is read is stale, not missing.
         if error.errno in (errno.ENOENT, errno.ESTALE):
             return None
         raise
 
 
 class RunLease:
-    """A folder that this process need not claim, as that is done by another one: of rank 0."""
+    """A folder that this process need not claim, because that of rank 0 does."""
 
     lost = ""
-    """Why it is no longer this run's; empty as long as it is."""
+    """Why the folder is no longer this run's; empty as long as it is."""
 
     def take(self, tell: Callable[[str], None]) -> None:
-        """Claim the folder, which is made if it is not there."""
+        """Claim the folder, which is made if it does not exist."""
 
     def check(self) -> None:
-        """Look now. Raises TrainingError if the claim is lost."""
+        """Look at the claim now. Raises TrainingError if it is lost."""
 
     def release(self) -> None:
-        """Give the folder free, if it was taken. May be called again, and from any thread."""
+        """Release the folder, if it was claimed. May be called again, and from any thread."""
 
     def __enter__(self) -> RunLease:
         return self
@@ -208,7 +208,7 @@ NO_LEASE = RunLease()
 
 
 class OwnLease(RunLease):
-    """A folder to be this process's own; a thread renews the claim and looks whether it is."""
+    """A folder that this process claims; a thread renews the claim and checks that it holds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._holder, self._file = folder, LeaseOwner.here(), -1
@@ -219,10 +219,10 @@ class OwnLease(RunLease):
     def take(self, tell: Callable[[str], None]) -> None:
         """Claim the folder.
 
-        At once where nobody has it, or a process of this host that is dead. Otherwise the claim is
+        At once if nobody has it, or only a dead process of this host. Otherwise the claim is
         watched: it takes up to SILENCE to find that the run there is dead, which is reported. Of
-        many that try at once one succeeds. Raises RequestError naming the run that lives there, or
-        where the folder cannot be written.
+        many that try at once, one succeeds. Raises RequestError naming the run that lives there, or
+        if the folder cannot be written.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -256,7 +256,7 @@ class OwnLease(RunLease):
         count = 0
         while not self._over.wait(BEAT) and not self.lost:
             count += 1
-            with suppress(OSError):  # of a disk that is full or away: looked at in a while
+            with suppress(OSError):  # the disk is full or away: tried again later
                 renew_claim(self._file, self._holder, count)
             self._look()
 
@@ -276,7 +276,7 @@ class OwnLease(RunLease):
 
 
 def _try(folder: Path, me: LeaseOwner, tell: Callable[[str], None]) -> int | None:
-    """Look once and try; the claim's file, or None where another process was at work meanwhile."""
+    """Try once; return the claim's file, or None if another process was at work meanwhile."""
     found = read_chain(folder)
     path = folder / LEASE_FILE
     if found:
@@ -300,13 +300,13 @@ def _try(folder: Path, me: LeaseOwner, tell: Callable[[str], None]) -> int | Non
 
 
 def _put_in_place(folder: Path, path: Path, me: LeaseOwner) -> bool:
-    """Let this process's claim be the only one, if it is the last; whether it was."""
+    """Make this process's claim the only one, if it is the last; return whether it was."""
     now = read_chain(folder)
-    if not now or now[-1].holder != me:  # what it follows was given free meanwhile
+    if not now or now[-1].holder != me:  # the one that it follows was released meanwhile
         return False
     try:
         path.replace(folder / LEASE_FILE)
-    except FileNotFoundError:  # it was followed itself, as after this process was stopped for long
+    except FileNotFoundError:  # it was followed itself, as after this process was suspended
         return False
     for one in now[1:-1]:
         one.path.unlink(missing_ok=True)
@@ -316,8 +316,8 @@ def _put_in_place(folder: Path, path: Path, me: LeaseOwner) -> bool:
 def _outlive(folder: Path, found: FoundClaim, me: LeaseOwner, tell: Callable[[str], None]) -> str:
     """Watch a claim until its run is known to be dead, and say why; empty if another one counts.
 
-    Raises RequestError if it lives, unless it is an earlier start of this very job, which is ended
-    by being followed.
+    Raises RequestError if the run lives, unless it is an earlier start of this very job, which ends
+    once it is followed.
     """
     text, silent, taken, before, said = found.text, 0.0, 0.0, time.monotonic(), False
     holder = found.holder

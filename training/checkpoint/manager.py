@@ -1,7 +1,7 @@
-"""Saving a run, and going on from a checkpoint.
+"""Saving a run, and resuming it from a checkpoint.
 
-Training goes on while a checkpoint is written, where that can be. Of what a checkpoint was made
-with, some must be the same, and some may be another, as the log says.
+If possible, training goes on while a checkpoint is written. Of the settings that a checkpoint was
+made with, some must be the same when it is resumed; others may change, which the log reports.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from training.process_group import Group
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is complete."""
+    """A complete checkpoint."""
 
     step: int
     seconds: float  # until it was complete
-    waited: float  # of these, how long training stood still
+    waited: float  # how much of that training stood still
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class _UnderWay:
 class Saver:
     """Writes the checkpoints of a run, one at a time.
 
-    In the background a thread writes a copy that `save` takes in the host's memory; what its ranks
-    tell each other goes over a group of its own, so it never meets what the training loop does.
-    `end` waits for it and tells its outcome; leaving the context does so too. Making it is a
-    collective call, and so are its methods; all but `writing` and `completed` raise TrainingError
-    on every rank where a checkpoint cannot be written.
+    In the background a thread writes a copy that `save` makes in the host's memory; its collective
+    calls have a process group of their own, so they never mix with those of the training loop.
+    `end` waits for it and reports its outcome, and so does leaving the context. Making a Saver is a
+    collective call, and so are its methods, except `writing` and `completed`. They raise
+    TrainingError on every rank if a checkpoint cannot be written.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Saver:
 
     @property
     def writing(self) -> bool:
-        """Tell whether this rank's part of a checkpoint is being written (no collective call)."""
+        """Whether this rank's part of a checkpoint is being written (no collective call)."""
         return self._under_way is not None and not self._under_way.result.done()
 
     def save(self, record: Manifest) -> None:
-        """Save the model and the optimizer as they are now, with what is known of them."""
+        """Save the model and the optimizer as they are now, with the manifest `record`."""
         self.end()
         since = time.perf_counter()
         state = dcp.with_random(self.backend.state(self.model, self.optimizer), self.group)
@@ -112,7 +112,7 @@ class Saver:
         self._under_way = _UnderWay(record.step, result, since, waited=time.perf_counter() - since)
 
     def end(self) -> None:
-        """Wait until the checkpoint that is under way, if any, is complete, and say so."""
+        """Wait until the checkpoint under way, if any, is complete, and report it."""
         if self._under_way is None:
             return
         ending, self._under_way = self._under_way, None
@@ -122,7 +122,7 @@ class Saver:
         self._tell(path, Saved(ending.step, complete - ending.since, waited))
 
     def completed(self) -> list[Saved]:
-        """Give the checkpoints that became complete since this was last asked (no collective)."""
+        """Return the checkpoints completed since the last call (no collective call)."""
         completed, self._completed = self._completed, []
         return completed
 
@@ -135,7 +135,7 @@ class Saver:
             return
         try:  # what was sound before the error is worth keeping
             self.end()
-        except Exception as failure:  # the error is what ends the run, and is what is reported
+        except Exception as failure:  # the error that ends the run is the one to raise
             self.say(f"WARNING: {failure}")
 
     def _copy(self, state: dict[str, Any]) -> Any:
@@ -180,14 +180,14 @@ class Saver:
 
 
 def _use(device: torch.device) -> None:
-    """Let a new thread use this rank's GPU; it would use the first one."""
+    """Make a new thread use this rank's GPU; it would otherwise use the first one."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a run goes on from, and what reading that took."""
+    """What a run resumes from, and what reading that took."""
 
     step: int = 0
     tokens_seen: int = 0
@@ -196,7 +196,7 @@ class Resumed:
 
 
 def require_start(run: RunConfig) -> None:
-    """Refuse a load_ckpt_path that has no checkpoint where the run has none of its own either.
+    """Refuse a load_ckpt_path that has no checkpoint if the run has none of its own either.
 
     It may be the run's own folder, as in published command lines. Raises RequestError.
     """
@@ -224,10 +224,10 @@ def resume(
 ) -> Resumed:
     """Load the newest sound checkpoint, if any, from the nodes' memory as far as it is there.
 
-    The save folder comes first: what this run wrote is newer than what it began from. Broken ones
-    of it that were passed over are set aside, and copies of others removed. A collective call.
-    Raises RequestError for a checkpoint of another model, of more steps than asked for, or of
-    as many if it is another run's, and TrainingError where there are checkpoints and none is sound.
+    The save folder comes first: what this run wrote is newer than what it started from. Its broken
+    checkpoints that were passed over are set aside, and copies of others removed. A collective
+    call. Raises RequestError for a checkpoint of another model, of more steps than asked for, or of
+    as many if it is another run's, and TrainingError if there are checkpoints but none is sound.
     """
     run, since = config.run, time.perf_counter()
     found, broken = dcp.find(run.checkpoint_folders, group, say, copies)
@@ -298,7 +298,7 @@ def _load(
     state: dict[str, Any],
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], dcp.Amount] | None:
-    """Read a checkpoint into a state; None: not with what is in memory, disks are to be read."""
+    """Read a checkpoint into a state; None if memory fails, and disks are to be read."""
     try:
         return state, dcp.load(found, state, group, model_identity(config), say)
     except TrainingError as error:
@@ -319,7 +319,7 @@ def _missing_copies(found: FoundCheckpoint, group: Group) -> str:
 
 
 def model_identity(config: Config) -> dict[str, Any]:
-    """Give what must not change between a checkpoint and its resumption."""
+    """Return what must not change between a checkpoint and its resumption."""
     return identity(config.model.sizes)
 
 
@@ -329,7 +329,7 @@ def _changeable_sizes(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def changeable_settings(config: Config, feed: DataFeed) -> dict[str, Any]:
-    """Give what a resumption may change, but seldom means to. feed: what is trained on."""
+    """Return what a resumption may change, but seldom means to. feed: the training data."""
     optim = asdict(config.optim)
     rates = optim.pop("schedule")
     return {
@@ -341,7 +341,7 @@ def changeable_settings(config: Config, feed: DataFeed) -> dict[str, Any]:
         "seq_length": config.data.seq_length,
         "shuffle_buffer": config.data.shuffle_buffer,
         "position_weighting": config.data.position_weighting,
-        "reset_documents": feed.documents,  # what auto has come to
+        "reset_documents": feed.documents,  # as auto was decided
         "document_end": config.data.document_end,
         "global_batch": feed.step_sequences,
         "precision": config.parallel.precision,
@@ -351,7 +351,7 @@ def changeable_settings(config: Config, feed: DataFeed) -> dict[str, Any]:
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """List the settings of a checkpoint that are others now, as they are after a JSON file."""
+    """List the settings that differ from the checkpoint's, compared as JSON stores them."""
     now = json.loads(json.dumps(now))
     return [
         f"{name}: the checkpoint was made with {before[name]}, this is {value}"

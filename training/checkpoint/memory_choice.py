@@ -1,4 +1,4 @@
-"""Whether a run keeps copies of checkpoints in the nodes' memory: decided once, and said."""
+"""Whether a run keeps copies of checkpoints in the nodes' memory: decided once, and logged."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from training.process_group import Group
 
 NAME = "checkpoint_in_memory"
 COPIES = 2
-"""While a new one is made, the newest complete one stays."""
+"""The newest complete copy stays while a new one is made."""
 COMFORTABLE, MOST = 4, 2
-"""The copies may take this part of a node's free memory: a quarter, or if asked for a half."""
+"""The copies may take 1 / this of a node's free memory: a quarter, or half if asked for."""
 NO_AGENT = "nothing is restarted in place without training.launch and RESTARTS"
 NO_TMPFS = "neither /dev/shm nor TMPDIR is a tmpfs that can be written to"
 
 
 @dataclass(frozen=True)
 class Room:
-    """What one node has, as one of its ranks sees it; bytes."""
+    """The memory that one node has for copies, as one of its ranks sees it, in bytes."""
 
     folder: str  # empty: there is none
     why_not: str = ""
-    free: int = 0  # with what copies take already
+    free: int = 0  # including what copies already take
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether copies are kept, why, and the bytes that those of a node may take."""
+    """Whether copies are kept, why, and how many bytes a node's copies may take."""
 
     on: bool
     why: str
@@ -44,11 +44,11 @@ class Choice:
 def choose(
     asked: bool | None, takes: int, rooms: Sequence[Room], *, refuses: bool = True
 ) -> Choice:
-    """Decide for all nodes alike.
+    """Decide, the same for all nodes.
 
-    asked: the setting, None for auto. takes: bytes of a node's part of a checkpoint. rooms: of all
-    ranks. refuses: raise RequestError where copies were asked for and cannot be kept, in the place
-    of going without.
+    asked: the setting, None for auto. takes: bytes of a node's part of a checkpoint. rooms: one for
+    each rank. refuses: raise RequestError if copies were asked for and cannot be kept, instead of
+    going without.
     """
     without = next((number for number, one in enumerate(rooms) if not one.folder), None)
     if without is not None:
@@ -83,7 +83,7 @@ def choose(
 def open_copies(
     config: Config, group: Group, takes: int, say: Callable[[str], None]
 ) -> Copies | None:
-    """Decide, and give this rank's copies; None: there are to be none (a collective call).
+    """Decide, and return this rank's copies; None if there are to be none (a collective call).
 
     takes: bytes of a whole checkpoint. Raises RequestError as `choose` does.
     """
@@ -92,8 +92,8 @@ def open_copies(
         return None
     room = _look()
     part = -(-takes * group.local_world_size // group.world_size)
-    # Fewer nodes, or a spare, have less memory, and copies are no reason to end a job that goes on.
-    goes_on = group.any(is_restarted())  # a spare has not started ranks before
+    # Fewer nodes, or a spare, may have less memory, but lack of copies must not end a running job.
+    goes_on = group.any(is_restarted())  # on a spare, these are the first ranks
     choice = choose(asked, part, group.gather(room), refuses=not goes_on)
     setting = "auto" if asked is None else "True"
     say(f"{NAME}={setting}: {'on' if choice.on else 'off'}, as {choice.why}")
@@ -103,7 +103,7 @@ def open_copies(
 
 
 def is_restarted() -> bool:
-    """Tell whether the node's agent has started these ranks again in place."""
+    """Tell whether the node's agent has restarted these ranks in place."""
     return int(os.environ.get(STARTS) or 0) > 1
 
 

@@ -1,8 +1,8 @@
-"""The folder in a node's memory in which ranks keep copies of checkpoints, made by their agent.
+"""The folder in a node's memory where ranks keep copies of checkpoints, made by their agent.
 
-training.launch outlives the ranks that it restarts in place, so it makes the folder, names it to
-them in CHECKPOINT_MEMORY, and removes it at its end. While it runs it holds a lock on the folder:
-one without a holder is what a killed job has left, and goes when the next job of the same user
+training.launch outlives the ranks that it restarts in place, so it makes the folder, gives them its
+name in CHECKPOINT_MEMORY, and removes it at its end. While it runs it holds a lock on the folder. A
+folder that nobody holds was left by a killed job, and is removed when the next job of the same user
 starts there. Light: no torch.
 """
 
@@ -19,14 +19,14 @@ from pathlib import Path
 from training.checkpoint.free_memory import is_tmpfs, roomiest
 
 VARIABLE = "CHECKPOINT_MEMORY"
-"""Names the folder to the ranks; empty: there is no tmpfs that can be written to."""
+"""Gives the ranks the folder's name; empty: there is no writable tmpfs."""
 STARTS = "RANKS_STARTS"
 """How often the agent of this node has started its ranks; torchrun does not count lost nodes."""
 PREFIX = "sqshforge-checkpoint-"
 
 
 def places(environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where a tmpfs is looked for; of several the one with the most room counts."""
+    """Where a tmpfs is looked for; of several, the one with the most room is used."""
     return (Path("/dev/shm"), Path(environment.get("TMPDIR") or "/tmp"))
 
 
@@ -41,13 +41,13 @@ class MemoryFolder:
         *,
         wanted: bool = True,
     ) -> None:
-        """Note what to make. environment: of the ranks. wanted: else only leftovers are removed."""
+        """Note what to make. environment: the ranks'. wanted: if False, only remove leftovers."""
         self._name, self._environment, self._wanted = f"{PREFIX}{run_id}-", environment, wanted
         self._places, self._lock, self._maker = places, -1, os.getpid()
         self.path: Path | None = None
 
     def make(self) -> None:
-        """Remove what killed jobs have left, and make the folder, unless that was done before."""
+        """Remove what killed jobs have left, and make the folder, unless it has been made."""
         if self.path is not None:
             return
         usable = [one for one in self._places if is_tmpfs(one) and os.access(one, os.W_OK)]
@@ -60,7 +60,7 @@ class MemoryFolder:
             self._environment[VARIABLE] = str(self.path or "")
 
     def remove(self) -> None:
-        """Remove the folder with all in it, if this process has made it. May be called again."""
+        """Remove the folder and its contents if this process made it. May be called again."""
         if self.path is None or os.getpid() != self._maker:
             return
         self._environment.pop(VARIABLE, None)
@@ -69,7 +69,7 @@ class MemoryFolder:
         self.path = None
 
     def _made(self, place: Path) -> Path:
-        # Locked before it has the name by which others take it for a leftover.
+        # Locked before it has the name by which others would take it for a leftover.
         hidden = Path(tempfile.mkdtemp(prefix=f".{self._name}", dir=place))  # with mode 0700
         try:
             self._lock = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY)
@@ -81,7 +81,7 @@ class MemoryFolder:
 
 
 def leftovers(place: Path) -> Iterator[Path]:
-    """Give the folders of this user in a place that no agent holds any more."""
+    """Find this user's folders in a place that no agent holds any more."""
     for path in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

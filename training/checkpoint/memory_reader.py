@@ -1,9 +1,9 @@
-"""Reading a checkpoint whose files are in the nodes' memory, as far as they are.
+"""Reading a checkpoint from the nodes' memory, as far as its files are there.
 
-A rank reads what its own node has in memory. What only other nodes have is sent by the ranks that
-have it where that is little: with state that is sharded over all ranks these are the values that
-ranks share, such as the optimizer's count of steps. Where it is much, as in groups of ranks that
-hold the same, it is read from disk, after the files there were compared with the manifest.
+A rank reads what its own node has in memory. If only other nodes have something, and it is little,
+the ranks that have it send it: with state that is sharded over all ranks, these are the values that
+ranks share, such as the optimizer's count of steps. If it is much, as with groups of ranks that
+hold the same, it is read from disk, after the files there have been compared with the manifest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from training.manifest import Manifest
 from training.process_group import Group
 
 SENT = 64 << 20
-"""Bytes that ranks send each other at most of what is in the memory of other nodes."""
+"""The most bytes of the memory of other nodes that ranks send each other."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Piece:
 
 
 class MemoryReader(FileSystemReader):
-    """Torch's reader of the files in a folder; those that are in memory it reads from there.
+    """Torch's reader of the files in a folder, which reads from memory those that are there.
 
     `in_memory` and `on_disk` count the bytes that this rank has read. Reading is a collective call.
     """
@@ -50,12 +50,12 @@ class MemoryReader(FileSystemReader):
         self.in_memory = self.on_disk = 0
 
     def read_metadata(self, *given: Any, **named: Any) -> Any:
-        """Read what lies where."""
+        """Read the metadata, which says where everything is."""
         self.path = self._sources.here.get(".metadata", self._disk)
         return super().read_metadata(*given, **named)
 
     def read_data(self, plan: Any, planner: Any) -> Future[None]:
-        """Read what a plan asks for; it is there when this returns."""
+        """Read what a plan asks for; all of it has been read when this returns."""
         near, far = dict(self._sources.here), set(self._sources.holders) - set(self._sources.here)
         asked = {piece for piece in map(self._piece, plan.items) if piece.name in far}
         sent: Path | None = None
@@ -86,9 +86,9 @@ class MemoryReader(FileSystemReader):
         return Piece(found.relative_path, found.offset, found.length)
 
     def _exchange(self, asked: set[Piece]) -> Path | None:
-        """Get pieces from the ranks that have them, in a folder of files with holes.
+        """Get pieces from the ranks that have them, into a folder of files with holes.
 
-        None: they are to be read from disk, whose files were found to be sound.
+        None: read them from disk, where their files were found to be sound. Raises TrainingError.
         """
         group = self._group
         all_asked = set().union(*group.gather(asked))
@@ -110,12 +110,12 @@ class MemoryReader(FileSystemReader):
         return None
 
     def _own(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Those of files for which this rank answers."""
+        """Select the pieces of files for which this rank answers."""
         return [one for one in pieces if self._sources.holders[one.name] == self._group.rank]
 
 
 def _read(places: Any, pieces: Iterable[Piece]) -> dict[Piece, bytes]:
-    """Read pieces of files in memory; what cannot be read is left out."""
+    """Read pieces of files in memory; omit what cannot be read."""
     found = {}
     for one in pieces:
         try:
@@ -128,7 +128,7 @@ def _read(places: Any, pieces: Iterable[Piece]) -> dict[Piece, bytes]:
 
 
 def _put(asked: Iterable[Piece], got: dict[Piece, bytes]) -> Path | None:
-    """Write pieces to where they are in their files, in a new folder; None where that fails."""
+    """Write pieces at their offsets into files of a new folder; None if that fails."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="checkpoint-pieces-"))
     except OSError:

@@ -1,8 +1,8 @@
-"""Checkpoints at a URL: each one is copied there when it is complete, and back when it is needed.
+"""Checkpoints at a URL: each is copied there once it is complete, and back when it is needed.
 
-The run's own folder, which all ranks must see, is where they are written; the URL is where they
-last. Layout: URL/checkpoints/step_<N>_ckp/ with the files of the checkpoint, and URL/metrics.jsonl.
-The manifest is sent last and removed first, so what has one is complete.
+They are written to the run's own folder, which all ranks must see, and last at the URL. Layout:
+URL/checkpoints/step_<N>_ckp/ with the files of the checkpoint, and URL/metrics.jsonl. The manifest
+is sent last and removed first, so a checkpoint that has one is complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from training.process_group import Group
 
 
 class Mirror:
-    """The URL of a run. Its methods are collective calls, and raise TrainingError on all ranks."""
+    """A run's URL. Its methods are collective calls, and raise TrainingError on all ranks."""
 
     def __init__(self, run: RunConfig) -> None:
         self.url, self.save_path = run.mirror_url.rstrip("/"), Path(run.save_ckpt_path)
@@ -29,22 +29,22 @@ class Mirror:
         self.keep, self.every = run.keep_checkpoints, run.keep_every
 
     def push(self, folder: Path, group: Group, warn: Callable[[str], None]) -> None:
-        """Copy a complete checkpoint there; those that are no longer kept there are removed.
+        """Copy a complete checkpoint there, and remove those that are no longer kept there.
 
-        `warn` gets, on rank 0, a line where they cannot be removed.
+        `warn` gets, on rank 0, a line if they cannot be removed.
         """
         place = f"{self.root}/checkpoints/{folder.name}"
         complete, fault = manifest.read(folder)
         if complete is None:
             raise TrainingError(f"{folder} cannot be copied to {self.url}: {fault}")
         mine = manifest.share(complete.files, group.rank, group.world_size)
-        # Of the same step, which the run has passed over as broken or taken again.
+        # One of the same step, which the run has passed over as broken or taken again.
         group.together(lambda: self._revoke(place) if group.rank == 0 else None)
         group.together(lambda: self._send(folder, mine, place))
 
         def end() -> None:
             if group.rank == 0:
-                if (self.save_path / METRICS).exists():  # it may have had no room
+                if (self.save_path / METRICS).exists():  # there may have been no room for it
                     self._send(self.save_path, [METRICS], self.root)
                 self._send(folder, [manifest.NAME], place)
                 try:
@@ -55,10 +55,10 @@ class Mirror:
         group.together(end)
 
     def pull(self, group: Group, say: Callable[[str], None], broken: Collection[Path] = ()) -> bool:
-        """Bring the newest sound checkpoint here, if newer than what is here; tell whether it was.
+        """Fetch the newest sound checkpoint if it is newer than those here; return whether it was.
 
-        Each file that was fetched is read again; what is broken there is reported and passed over.
-        broken: those here that are known not to be sound; one that is replaced is set aside.
+        Each fetched file is read again; checkpoints that are broken there are reported and passed
+        over. broken: checkpoints here that are known to be broken; a replaced one is set aside.
         """
         names, step = group.broadcast(
             group.together(lambda: self._newer(broken) if group.rank == 0 else ([], None))
@@ -77,7 +77,7 @@ class Mirror:
         return False
 
     def _bring(self, name: str, group: Group, broken: Collection[Path]) -> str:
-        """Fetch a checkpoint and publish it here; give the fault if it is broken there."""
+        """Fetch a checkpoint and publish it here; return the fault if it is broken there."""
         place = f"{self.root}/checkpoints/{name}"
         folder = manifest.checkpoints(str(self.save_path)) / manifest.unfinished(name)
 
@@ -117,7 +117,7 @@ class Mirror:
         return fault
 
     def push_missing(self, path: Path, group: Group, say: Callable[[str], None]) -> None:
-        """Copy the checkpoint that the run goes on from, where the run that made it could not."""
+        """Copy the checkpoint that the run goes on from, if the run that made it could not."""
         lacking = path.parent == manifest.checkpoints(str(self.save_path)) and group.broadcast(
             group.together(lambda: group.rank == 0 and path.name not in self._complete().values())
         )
@@ -128,7 +128,7 @@ class Mirror:
     def _newer(self, broken: Collection[Path]) -> tuple[list[str], int | None]:
         """Name the complete checkpoints there that are newer than the newest sound one here.
 
-        The newest comes first. Gives the step of the one here, too; None if none is here.
+        The newest comes first. Also returns the step of the one here; None if none is here.
         """
         there = self._complete()
         sound = (
@@ -141,7 +141,7 @@ class Mirror:
         return [there[step] for step in newer], here
 
     def _complete(self) -> dict[int, str]:
-        """List the complete checkpoints there: step -> the folder's name."""
+        """List the complete checkpoints there: step -> name of the folder."""
         with one_line_errors(f"{self.url} cannot be listed"):
             self.fs.invalidate_cache()
             files = self.fs.glob(f"{self.root}/checkpoints/step_*_ckp/{manifest.NAME}")
@@ -163,8 +163,8 @@ class Mirror:
     def _retain(self, newest: int) -> None:
         """Remove what is no longer kept there, whatever the run's own folder has.
 
-        Newer ones than the one just sent are those that the run has passed over as broken, and what
-        has no manifest is what killed runs left behind.
+        Checkpoints newer than the one just sent are those that the run has passed over as broken,
+        and those without a manifest are what killed runs left behind.
         """
         if not self.keep:
             return
@@ -178,14 +178,14 @@ class Mirror:
                     self.fs.rm(place, recursive=True)
 
     def _revoke(self, place: str) -> None:
-        """Make a checkpoint there count no longer, before its files are removed or replaced."""
+        """Invalidate a checkpoint there, before its files are removed or replaced."""
         with one_line_errors(f"{self.url} cannot be cleared"):
-            if self.fs.exists(f"{place}/{manifest.NAME}"):  # not everybody may remove there
+            if self.fs.exists(f"{place}/{manifest.NAME}"):  # not everybody may remove files there
                 self.fs.rm_file(f"{place}/{manifest.NAME}")
 
 
 def check(run: RunConfig, group: Group) -> None:
-    """Find out early whether every rank sees the run's own folder, and whether the URL is known.
+    """Check early that every rank sees the run's own folder, and can use the URL.
 
     A collective call, after rank 0 has made the folder. Raises RequestError.
     """
