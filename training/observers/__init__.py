@@ -1,4 +1,4 @@
-"""Who looks at a run's parts: the watch for hangs, nsys, profiler, memory, as it was asked for."""
+"""The observers of a run that were asked for: watch for hangs, nsys, profiler, memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.process_group import Group
 
 
 def check(run: RunConfig, device: torch.device) -> None:
-    """Raise RequestError for an observer that this device cannot have."""
+    """Raise RequestError for an observer that this device does not support."""
     if run.use_nsight:
         profiling.check_nsight(device)
     if run.clean_cache:
@@ -41,6 +41,6 @@ def observe(
         found.append(tracker)
     if run.hang_seconds or run.hang_abort_seconds:
         heartbeat.follow(model)
-        # The last one: parts end in reverse, so a step is over for it before the profiler writes.
+        # Last, as parts end in reverse order: for it a step is over before the profiler writes.
         found.append(HangWatchdog(run, group, heartbeat, console, lease))
     return Phases(found)

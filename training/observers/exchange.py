@@ -1,9 +1,9 @@
 """What the ranks tell each other about a hang, in a thread that may wait for the store.
 
-A process that does not answer is seen from another one of the same machine: Python's faulthandler
-writes the stacks of a process on a signal, even while a thread of it does not let go of the
-interpreter's lock. It writes into a file without a name (memfd), which others find under /proc;
-so nothing is left on a disk, and no process is sent a signal that does not expect it.
+A process that does not answer is examined by another one on the same machine: on a signal, Python's
+faulthandler writes the stacks of a process, even while one of its threads holds the interpreter's
+lock. It writes into an anonymous file (memfd), which others find under /proc; so nothing is left on
+a disk, and no process gets a signal that it does not expect.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from training.process_group import Group
 
 STACKS_SIGNAL = signal.SIGUSR2
 STACKS_WAIT = 2.0
-"""Seconds that a process gets to write its stacks."""
+"""Seconds that a process has to write its stacks."""
 
 STORE_TIMEOUT = timedelta(seconds=10)
-"""How long the store may take; the process that holds it may be the one that hangs."""
+"""How long the store may take; the process that hosts it may be the one that hangs."""
 
 CLOSING = 1.0
-"""Seconds that a call of the store gets to end, when the run is over."""
+"""Seconds that a call of the store has to end when the run is over."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class Process:
 
     host: str
     pid: int
-    file: int | None  # its descriptor; None where the system has no such files
-    name: str  # of the file, so that a process of the same number is not taken for it
+    file: int | None  # its descriptor; None if the system has no memfd
+    name: str  # of the file, so that another process of the same number is not taken for it
 
     @property
     def here(self) -> bool:
         return self.host == socket.gethostname()
 
     def described(self) -> str:
-        """Say why it does not answer, as far as can be seen from here."""
+        """Say why the process does not answer, as far as can be seen from here."""
         what = f"its process {self.pid} on {self.host}"
         if not self.here:
             return f"{what} does not answer"
@@ -63,7 +63,7 @@ class Process:
         return f"{what} does not answer, or is gone"
 
     def stacks(self) -> str:
-        """Let it write its stacks; empty if it cannot, or is on another machine."""
+        """Have the process write its stacks; empty if it cannot, or is on another machine."""
         if not self.here or self.file is None:
             return ""
         path = Path(f"/proc/{self.pid}/fd/{self.file}")
@@ -75,13 +75,13 @@ class Process:
             end = time.monotonic() + STACKS_WAIT
             while time.monotonic() < end and path.stat().st_size == before:
                 time.sleep(0.05)
-            time.sleep(0.05)  # it is written in several pieces
+            time.sleep(0.05)  # the stacks are written in several pieces
             return path.read_bytes()[before:].decode(errors="replace").strip()
         return ""
 
 
 def register_process() -> Process:
-    """Make this process one that writes its stacks when it is sent the signal."""
+    """Make this process write its stacks on STACKS_SIGNAL."""
     name, file = f"stacks-{uuid4().hex}", None
     if hasattr(os, "memfd_create"):
         file = os.memfd_create(name)
@@ -99,34 +99,34 @@ _PROCESS_STATES = {
 
 
 class Board:
-    """A connection of its own to the store that the ranks met at, and a corner of that store.
+    """A separate connection to the store at which the ranks met, with a prefix of its own.
 
     Every method raises RuntimeError if the store does not answer.
     """
 
     def __init__(self, group: Group) -> None:
         """Connect (a collective call). Raises TrainingError on every rank if one cannot."""
-        name = group.broadcast(uuid4().hex)  # torchrun keeps the store when it starts ranks again
+        name = group.broadcast(uuid4().hex)  # torchrun keeps the store when it restarts ranks
         self._store: Any = dist.PrefixStore(f"watch/{name}", group.together(_connect))
 
     def alarms(self) -> int:
-        """Count the alarms that were raised so far."""
+        """Count the alarms raised so far."""
         return int(self._store.add("alarms", 0))
 
     def raise_alarm(self, after: int) -> None:
-        """Raise one more, unless another rank has done so after that many."""
+        """Raise one more alarm, unless another rank has raised one after `after` alarms."""
         if self.first(f"raise/{after}"):
             self._store.add("alarms", 1)
 
     def first(self, task: str) -> bool:
-        """Tell exactly one of the ranks that ask that it is the one to do a task."""
+        """Return True to exactly one of the ranks that ask: the one to do the task."""
         return int(self._store.add(task, 1)) == 1
 
     def answer(self, alarm: int, rank: int, answer: Answer) -> None:
         self._put(f"answer/{alarm}/{rank}", answer.packed())
 
     def answers(self, alarm: int, world_size: int) -> dict[int, Answer]:
-        """Collect what the ranks have answered so far."""
+        """Collect the ranks' answers so far."""
         found = {rank: self._get(f"answer/{alarm}/{rank}") for rank in range(world_size)}
         return {rank: Answer.of(packed) for rank, packed in found.items() if packed}
 
@@ -134,7 +134,7 @@ class Board:
         self._put("verdict", verdict)
 
     def noted(self) -> str:
-        """Give the last verdict; empty if there was none."""
+        """Return the last verdict; empty if there was none."""
         return self._get("verdict")
 
     def _put(self, key: str, text: str) -> None:
@@ -142,14 +142,14 @@ class Board:
         self._store.add(f"{key}/there", 1)
 
     def _get(self, key: str) -> str:
-        """Give a text; empty if it is not there. A get alone would wait for it."""
-        # Not by `check`, which Python has in later versions of torch only.
+        """Return a text; empty if it is missing. A get alone would wait for it."""
+        # Not with `check`, which only later versions of torch have in Python.
         there = int(self._store.add(f"{key}/there", 0))
         return self._store.get(key).decode() if there else ""
 
 
 def _connect() -> Any:
-    """Connect to the store of init_process_group, with a client of its own: calls wait in turn."""
+    """Connect to the store of init_process_group by a new client: calls of one client queue up."""
     if "RANK" not in os.environ:
         return dist.HashStore()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -167,8 +167,8 @@ def _connect() -> Any:
 class Exchange:
     """Raises alarms and answers those of other ranks; making it is a collective call.
 
-    `heard` is when the store answered last. The process that holds it may be the one that hangs,
-    and then a call of the store may never return; so nothing here is waited for.
+    `heard` is when the store last answered. The process that hosts the store may be the one that
+    hangs, and then a call of it may never return; so nothing here is waited for.
     """
 
     def __init__(
@@ -188,21 +188,21 @@ class Exchange:
         self._reported: Mark | None = None  # where this rank was when it last answered
         self._wanted = False
         self.heard = time.monotonic()
-        self.verdict = ""  # of the last report that any rank has made
+        self.verdict = ""  # of the last report that any rank made
         self._thread = threading.Thread(target=self._run, name=f"{WATCHING}-exchange", daemon=True)
         self._thread.start()
 
     def raise_alarm(self) -> None:
-        """Ask all ranks where they are; one will tell."""
+        """Ask all ranks where they are; one of them will report."""
         self._wanted = True
 
     def close(self) -> None:
-        """End the talk, before the store goes away."""
+        """End the exchange before the store goes away."""
         self._over.set()
         self._thread.join(CLOSING)
 
     def tell_alone(self) -> None:
-        """Tell what this rank knows without the store, which rank 0, or torchrun by it, holds."""
+        """Report what this rank knows without the store, which rank 0 or its torchrun hosts."""
         silent = {}
         if self._group.rank:
             text = f"{self._processes[0].described()}; nor does the store that is kept there"
@@ -210,7 +210,7 @@ class Exchange:
         self._reporter.hang(format_hang({self._group.rank: self._answer()}, silent))
 
     def is_first(self, task: str) -> bool:
-        """Tell one of the ranks that ask that it is to do a task; all, if the store is gone."""
+        """Return True to one of the ranks that ask, to do a task; to all without a store."""
         try:
             return self._board.first(task)
         except RuntimeError:
@@ -221,12 +221,12 @@ class Exchange:
             try:
                 self._talk()
                 self.heard = time.monotonic()
-            except RuntimeError:  # of the store; `heard` tells
+            except RuntimeError:  # the store does not answer, which `heard` shows
                 continue
 
     def _talk(self) -> None:
         if self._wanted:
-            # A rank with longer steps waits longer: what it sees then has been reported already.
+            # A rank with longer steps waits longer: what it then sees has already been reported.
             if self._heartbeat.last != self._reported:
                 self._board.raise_alarm(self._answered)
             self._wanted = False
@@ -245,8 +245,8 @@ class Exchange:
         return Answer(mark.step, mark.number, mark.place, idle, own_stacks())
 
     def _report(self, alarm: int) -> None:
-        """Wait for the answers of the others and tell what is known."""
-        time.sleep(2 * self._interval + 1)  # each looks once an interval
+        """Wait for the answers of the others, and report what is known."""
+        time.sleep(2 * self._interval + 1)  # each rank looks once in an interval
         answers = self._board.answers(alarm, self._group.world_size)
         silent = {
             rank: Silence(process.described(), process.stacks())

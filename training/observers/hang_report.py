@@ -1,4 +1,4 @@
-"""What the ranks answered when one of them saw no progress, in words, and where it is reported."""
+"""What the ranks answered when one saw no progress: put into words, and reported."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from training.loggers.console import Console
 
 @dataclass(frozen=True)
 class Answer:
-    """Where a rank is, since when, and its stacks."""
+    """Where a rank is, for how long, and its stacks."""
 
     step: int
-    number: int  # of marks in that step
+    number: int  # how many marks it left in that step
     place: str
     idle: float  # seconds without a new mark
     stacks: str
@@ -76,7 +76,7 @@ def format_hang(answers: Mapping[int, Answer], silent: Mapping[int, Silence]) ->
 
 
 def _grouped(texts: Mapping[int, str]) -> list[tuple[str, list[int]]]:
-    """Give each text with the ranks that have it, the smallest groups, the odd ones, first."""
+    """Group the ranks by their text; the smallest groups, the odd ones, come first."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         groups.setdefault(text, []).append(rank)
@@ -88,7 +88,7 @@ def _hang(ranks: Collection[int]) -> str:
 
 
 def _ranks(ranks: Collection[int]) -> str:
-    """Write numbers shortly: rank 3; ranks 0-2, 4-1023."""
+    """Format ranks as ranges: rank 3; ranks 0-2, 4-1023."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -100,7 +100,7 @@ def _ranks(ranks: Collection[int]) -> str:
 
 
 class HangReporter:
-    """Tells of a hang on standard error and in SAVE/hang.txt, and then of its end."""
+    """Reports a hang on standard error and in SAVE/hang.txt, and then its end."""
 
     def __init__(self, folder: Path, console: Console) -> None:
         self.file = folder / "hang.txt"
@@ -112,7 +112,7 @@ class HangReporter:
         self._since = time.monotonic()
 
     def progress(self) -> None:
-        """There is progress: report the end of a hang, if this rank has reported the hang."""
+        """Note progress: report the end of a hang, if this rank has reported the hang."""
         if self._since is not None:
             seconds = time.monotonic() - self._since
             self._since = None

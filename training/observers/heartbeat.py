@@ -1,4 +1,4 @@
-"""Where a rank is: the mark that its steps and blocks leave, and the stacks of its threads."""
+"""Where a rank is: the marks that its steps and blocks leave, and the stacks of its threads."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from training.models.language import Block
 from training.observers.phases import Observer
 
 WATCHING = "watch"
-"""How the names of the watch's own threads begin."""
+"""Prefix of the names of the watch's own threads."""
 _TRAINING = f"{Path(__file__).parents[1]}/"
 _PACKAGES = f"{sysconfig.get_path('purelib')}/"
 _PLUMBING = (
     *("torch/nn/modules/module.py", "torch/utils/_contextlib.py", "torch/_dynamo/eval_frame.py"),
     *("torch/autograd/graph.py", "torch/distributed/c10d_logger.py"),
 )
-"""Files of torch whose frames stand between two that tell something."""
+"""Files of torch whose frames only stand between informative ones."""
 
 REMEMBERED = 100
-"""Steps whose durations are remembered."""
+"""How many steps' durations are remembered."""
 
 
 def own_stacks() -> str:
     """Show the threads of this process that run training's or torch's code, the main one first.
 
-    Of each, the frames of training and torch from the outermost on, and the innermost whatever it
-    is. The threads of the watch and of the lease are left out.
+    For each, these are the frames of training and torch, outermost first, and the innermost frame
+    whatever it is. The threads of the watch and of the lease are left out.
     """
     frames = sys._current_frames()
     main = threading.main_thread()
@@ -46,13 +46,13 @@ def own_stacks() -> str:
         if names.get(ident, "").startswith((WATCHING, LEASE_THREAD)):
             continue
         lines, known = _shown_frames(frame)
-        if known:  # one that runs only other code waits for work
+        if known:  # a thread that runs only other code waits for work
             shown += [f"thread {names.get(ident, ident)}:", *lines]
     return "\n".join(shown)
 
 
 def _shown_frames(innermost: FrameType) -> tuple[list[str], bool]:
-    """Give the frames to be shown, the outermost first; whether any is of training or torch."""
+    """Return the frames to show, outermost first, and whether any is training's or torch's."""
     summary = traceback.StackSummary.extract(traceback.walk_stack(innermost))
     summary.reverse()
     lines, found = [], False
@@ -76,13 +76,13 @@ class Mark(NamedTuple):
     """Where a rank is; of two ranks in one step, the one with the smaller number is behind."""
 
     step: int
-    number: int  # of marks since the step began
+    number: int  # how many marks since the step began
     place: str
     since: float  # time.monotonic()
 
 
 class Heartbeat(Observer):
-    """Keeps this rank's mark; the watchdog reads it from another thread."""
+    """Keeps this rank's last mark, which the watchdog reads from another thread."""
 
     def __init__(self, start: int) -> None:
         self.last = Mark(start, 0, "the start", time.monotonic())
@@ -94,9 +94,9 @@ class Heartbeat(Observer):
 
     @property
     def longest_step(self) -> float | None:
-        """Seconds of the longest of the last steps; the first counts only until there is another.
+        """Seconds of the longest recent step; the first step counts only until there is another.
 
-        None before a step was taken.
+        None before the first step is over.
         """
         return max(self._others) if self._others else self._first
 
@@ -125,11 +125,11 @@ class Heartbeat(Observer):
         self.last = Mark(last.step, last.number + 1, place, time.monotonic())
 
     def follow(self, model: nn.Module) -> None:
-        """Mark where every block begins, forward, and where its gradients are ready, backward."""
+        """Mark every block: forward, where it begins; backward, where its gradients are ready."""
         blocks = [module for module in model.modules() if isinstance(module, Block)]
         for index, block in enumerate(blocks):
             hook = _BlockHook(self, f"block {index} of {len(blocks)}")
-            # Before what FSDP hooks in: a rank that waits for a block's weights has come so far.
+            # Before FSDP's hooks: a rank that waits for a block's weights has reached that block.
             block.register_forward_pre_hook(hook.forward, prepend=True)
 
 
@@ -142,7 +142,7 @@ class _BlockHook:
     def forward(self, block: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._heartbeat.mark(f"{self._heartbeat.phase}, {self._name}")
         hidden = inputs[0] if inputs else None
-        # A hook of the tensor, not of the module, which would put a function around the block.
+        # A hook on the tensor, as one on the module would wrap the block in a function.
         if isinstance(hidden, Tensor) and hidden.requires_grad:
             hidden.register_hook(self._backward)
 

@@ -1,7 +1,7 @@
-"""The parts of a step, named once for all who look: the watch for hangs, nsys, torch's profiler.
+"""The parts of a step, named once for all observers: watch for hangs, nsys, torch's profiler.
 
 `with phases("forward"):` tells every observer when that part begins and ends. The names:
-    step: data, forward, backward, clip, optimizer          the parts of one
+    step: data, forward, backward, clip, optimizer          a step, and its parts
     report, evaluation, save, trace                         between steps
 """
 
@@ -16,13 +16,13 @@ TRACE = "trace"
 
 
 class Observer:
-    """Follows what the run does; made before it, entered when it begins, left when it ends."""
+    """Follows a run; is made before it, entered when it begins, and left when it ends."""
 
     def __enter__(self) -> Observer:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End what was begun; the parts that an error has cut short are not reported one by one."""
+        """End what was begun; parts that an error cuts short are not reported one by one."""
 
     def begin(self, phase: str) -> None:
         raise NotImplementedError
@@ -32,7 +32,7 @@ class Observer:
 
 
 class Phases:
-    """Makes the context managers of the parts; is one itself, around the whole run."""
+    """Makes the context managers of the parts, and is one itself, around the whole run."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
@@ -54,7 +54,7 @@ class Phases:
 
 
 class _Phase:
-    """One part; has no state, so it is made once and entered every step."""
+    """One part. It has no state, so it is made once and entered in every step."""
 
     def __init__(self, name: str, observers: tuple[Observer, ...]) -> None:
         self._name, self._observers = name, observers

@@ -1,11 +1,11 @@
 """What a run costs and where: memory, traces of torch's profiler, ranges for Nsight Systems.
 
-The memory of the host and of the GPU at the parts of the first step, and between steps, is a line
-of the log and a record of SAVE/memory.jsonl a place, of rank 0:
+Rank 0 reports the memory of the host and of the GPU at the parts of the first step and between
+steps, each as a line of the log and a record of SAVE/memory.jsonl:
     {"step", "place", "host_bytes", "host_peak_bytes", "host_free_bytes",
      "gpu_bytes", "gpu_peak_bytes", "gpu_reserved_bytes"}         those of the GPU null without one
-host_free_bytes is what this process can still get of the machine, within the limits of its cgroups
-and page cache included; peaks are those since the process began.
+host_free_bytes is what this process can still get from the machine, within the limits of its
+cgroups and page cache included; peaks are since the process began.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ OF_FIRST_STEP = ("forward", "backward", "clip", "optimizer")
 BETWEEN_STEPS = ("evaluation", "save")
 
 FIRST_RECORDED = 4
-"""The step of a start that is recorded first."""
+"""The first step of a start that is recorded."""
 
 
 class MemoryTracker(Observer):
-    """Tells the memory when the model is made, in the first step, and between steps."""
+    """Reports the memory when the model is made, in the first step, and between steps."""
 
     def __init__(self, save_path: str, device: torch.device, start: int, console: Console) -> None:
         self._device, self._console = device, console
@@ -66,7 +66,7 @@ class MemoryTracker(Observer):
 
 
 class CleanCache(Observer):
-    """Gives the GPU's unused memory back before every step."""
+    """Gives back the GPU's unused memory before every step."""
 
     def begin(self, phase: str) -> None:
         if phase == "step":
@@ -77,7 +77,7 @@ class CleanCache(Observer):
 
 
 def check_clean_cache(device: torch.device) -> None:
-    """Raise RequestError where there is no cache to clean."""
+    """Raise RequestError if there is no cache to clean."""
     if device.type != "cuda":
         raise RequestError("clean_cache: needs a GPU; on a CPU nothing is kept")
 
@@ -118,8 +118,8 @@ def format_memory(record: Record) -> str:
 class TorchProfiler(Observer):
     """Traces steps 4 to 6 of this start into SAVE/profile_traces/rank_<R>.json, for Perfetto.
 
-    One step is waited for and two warm up, so allocations and compilation are not in the trace.
-    Writing it takes minutes for a large model, which the heartbeat has as a part of its own.
+    One step is skipped and two warm up, so allocations and compilation are not in the trace.
+    Writing it takes minutes for a large model, which is a part of its own for the heartbeat.
     """
 
     def __init__(self, save_path: str, group: Group, heartbeat: Heartbeat) -> None:
@@ -164,12 +164,12 @@ class TorchProfiler(Observer):
 
 
 class Nsight(Observer):
-    """Opens a range of NVTX a part for Nsight Systems (nsys), and tells it when to record.
+    """Opens an NVTX range for each part for Nsight Systems (nsys), and tells it when to record.
 
         nsys profile --capture-range=cudaProfilerApi --trace=cuda,nvtx python -m training...
 
     records from the fourth step of a start to its end, so allocations and compilation are not in
-    it. `nvtx` and `recorder` are torch.cuda's; tests have others.
+    it. `nvtx` and `recorder` are torch.cuda's; tests pass others.
     """
 
     def __init__(self, nvtx: Any = torch.cuda.nvtx, recorder: Any = torch.cuda.profiler) -> None:
@@ -192,6 +192,6 @@ class Nsight(Observer):
 
 
 def check_nsight(device: torch.device) -> None:
-    """Raise RequestError where nsys would have nothing to record."""
+    """Raise RequestError if nsys would have nothing to record."""
     if device.type != "cuda":
         raise RequestError("use_nsight: needs a GPU; use_profiler traces steps on a CPU too")

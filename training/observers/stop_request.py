@@ -1,4 +1,4 @@
-"""A request to stop: SIGTERM, SIGUSR1, which Slurm users often ask for, or Ctrl-C once."""
+"""A request to stop: SIGTERM, SIGUSR1 (which Slurm users often ask for), or one Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ GRACE = 5.0
 
 
 class StopRequest:
-    """Set by a signal, and looked at between steps.
+    """Set by a signal, and checked between steps.
 
     Until the first step of a start is over there is nothing to save, and that step may take
     minutes: it compiles, reads, or adds up a thousand batches. So a process that is asked to stop
-    before that, and is not through with the step soon, ends by itself with the code of a run that
-    was saved. Python runs a handler only between two of its own instructions, hence the thread.
+    before that, and does not finish the step soon, ends by itself with the exit code of a saved
+    run. Python runs a handler only between two of its own instructions, hence the thread.
 
-    The second Ctrl-C ends the process at once. Where SIGINT is ignored, as in the background of a
-    script, it stays so.
+    The second Ctrl-C ends the process at once. A SIGINT that is ignored, as in the background of a
+    script, stays ignored.
     """
 
     def __init__(self, release: Callable[[], None], rank: int) -> None:

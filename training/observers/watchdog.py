@@ -1,7 +1,7 @@
-"""The watchdog: a thread of every rank that sees when the rank's marks stop changing.
+"""The watchdog: a thread of every rank that notices when the rank's marks stop changing.
 
 Ranks wait for each other in every step, so when one hangs, the marks of all stop soon. The first to
-see it raises an alarm; all answer with their mark and stacks, and one of them tells what is known.
+notice raises an alarm; all answer with their mark and stacks, and one of them reports the result.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from training.process_group import Group
 SLOW = {"evaluation", "save", TRACE}
 """Parts that may take long without a mark; so may the first step, which compiles."""
 SLOW_FACTOR = 10
-"""How many times as long these may take."""
+"""How many times as long the slow parts may take."""
 STEPS = 3
-"""How many times the longest of the last steps is always waited for."""
+"""How many times the longest recent step is always waited for."""
 SILENCE = 25.0
 """Seconds without an answer after which the store counts as gone."""
 LAST = 5.0
-"""Seconds that the store, the console and the disk get each when the process is to end."""
+"""Seconds that the store, the console and the disk each have when the process is to end."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Limits:
     end: float
 
     def now(self, longest_step: float | None, phase: str) -> Limits:
-        """Give those that hold for a run with such steps, in such a part."""
+        """Return the limits that apply to a run with such steps, in such a part."""
         slow = longest_step is None or phase in SLOW
         least = STEPS * (longest_step or 0.0)
         factor = SLOW_FACTOR if slow else 1
@@ -95,12 +95,12 @@ class HangWatchdog(Observer):
         before = time.monotonic()
         while not self._over.wait(self._interval):
             now = time.monotonic()
-            # While this process was stopped, as by a scheduler, no time has passed.
+            # Time during which this process was suspended, as by a scheduler, does not count.
             self._look(min(now - before, 2 * self._interval))
             before = now
 
     def _look(self, passed: float) -> None:
-        """Look at the mark. What is done about one that stays does not wait for other ranks."""
+        """Look at the mark; what is done if it has not changed does not wait for other ranks."""
         mark = self._heartbeat.last
         if mark != self._seen:
             self._seen, self._idle = mark, 0.0
@@ -124,22 +124,22 @@ class HangWatchdog(Observer):
 
     @property
     def _speaks(self) -> bool:
-        """Whether this rank tells what it sees if none can be asked: one a node does, and rank 1.
+        """Whether this rank reports if none can be asked: the first of each node does, and rank 1.
 
-        For rank 0 may be the one that hangs.
+        Rank 1, because rank 0 may be the one that hangs.
         """
         rank = self._group.rank
         return rank == 1 or rank % self._group.local_world_size == 0
 
     def _end(self) -> None:
-        """End this process; one of the ranks says why. Nothing that may hang is waited for long."""
+        """End this process; one of the ranks says why. Waits only briefly for what may hang."""
         if self._alone:
             speaks = self._speaks
         else:
             speaks = call_with_timeout(LAST, lambda: self._exchange.is_first("end"), self._speaks)
         if speaks:
             call_with_timeout(LAST, self._say_why, None)
-        if self._group.rank == 0:  # which may hold the store that the others still have to ask
+        if self._group.rank == 0:  # it may host the store that the others still have to ask
             time.sleep(2 * self._interval)
         call_with_timeout(LAST, self._lease.release, None)
         os._exit(HUNG)
@@ -154,9 +154,9 @@ class HangWatchdog(Observer):
 
 
 def call_with_timeout(seconds: float, work: Callable[[], T], otherwise: T) -> T:
-    """Give what `work` gives, or `otherwise` if that takes longer or fails; it may go on working.
+    """Return what `work` returns, or `otherwise` if it takes longer or fails; it may go on working.
 
-    For a process that is about to end, which a store or a disk that does not answer must not hold.
+    For a process that is about to end, and must not be held up by a store or disk that hangs.
     """
     given: list[T] = []
     thread = threading.Thread(
