@@ -1,4 +1,4 @@
-"""Where the records of a run go: its file, the log, TensorBoard, Weights & Biases, a bar.
+"""Where the records of a run go: its file, the log, TensorBoard, Weights & Biases, a progress bar.
 
 A record is a line of metrics.jsonl (training/loggers/records.py lists the kinds). Only rank 0 has
 loggers.
@@ -23,7 +23,7 @@ __all__ = ["Logger", "check", "open_loggers", "open_wandb_of_environment"]
 
 
 def check(run: RunConfig) -> None:
-    """Find out early whether what was asked for can be had.
+    """Check early that the loggers asked for are available.
 
     Raises RequestError listing the packages that are not installed.
     """
@@ -42,10 +42,10 @@ def check(run: RunConfig) -> None:
 
 
 def open_loggers(config: Config, start: int, console: Console) -> list[Logger]:
-    """Open all that a run asks for, to go on after step `start`.
+    """Open all loggers that a run asks for, to go on after step `start`.
 
-    What a logger holds of later steps is removed. Raises RequestError where one cannot be opened;
-    one that cannot be written later ends nothing.
+    What a logger holds of later steps is removed. Raises RequestError if one cannot be opened; one
+    that cannot be written later does not end the run.
     """
     run = config.run
     lines = JsonLines(Path(run.save_ckpt_path), start)
@@ -72,10 +72,10 @@ def open_loggers(config: Config, start: int, console: Console) -> list[Logger]:
 def open_wandb_of_environment(
     folder: Path, settings: dict[str, Any], console: Console, *, project: str, name: str
 ) -> list[Logger]:
-    """Open Weights & Biases if WANDB_API_KEY or WANDB_MODE stands in the environment.
+    """Open Weights & Biases if WANDB_API_KEY or WANDB_MODE is in the environment.
 
-    A key there may be meant for other programs, so what goes wrong is a warning and gives no
-    logger: a library that is missing, a server that refuses or does not answer.
+    A key there may be meant for other programs, so a missing library or a server that refuses or
+    does not answer leads to a warning and no logger.
     """
     mode = os.environ.get("WANDB_MODE", "")
     if mode == "disabled" or not (mode or "WANDB_API_KEY" in os.environ):
@@ -83,7 +83,7 @@ def open_wandb_of_environment(
     try:
         begin = _load("wandb").begin
         opened = begin(folder, settings, project=project, name=name, dir=str(folder))
-    except Exception as error:  # of a library, a network, a disk: none is worth the run
+    except Exception as error:  # from a library, a network, a disk: none is worth the run
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, ImportError):
             reason = f"pip install wandb, which is missing here ({reason})"
@@ -98,5 +98,5 @@ def open_wandb_of_environment(
 
 
 def _load(module: str) -> Any:
-    """Import a logger that takes a package which not every image has."""
+    """Import a logger that needs a package which not every image has."""
     return importlib.import_module(f"training.loggers.{module}")

@@ -1,4 +1,4 @@
-"""What every logger is, and one that lets a run go on where its records cannot be written."""
+"""What every logger is, and one that lets a run go on if its records cannot be written."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Logger:
     """Takes the records of a run, in the order of their steps."""
 
     def write(self, records: list[Record]) -> None:
-        """Take what has become known. Raises TrainingError if it cannot be written."""
+        """Take new records. Raises TrainingError if they cannot be written."""
 
     def step(self) -> None:
-        """A step has been taken; its record comes later, when the device is asked for it."""
+        """Note that a step was taken; its record comes later, when the device is asked for it."""
 
     def close(self, failed: bool) -> None:
-        """Let go of what is held, after a run that went well or failed."""
+        """Release what is held, after a run that went well or failed."""
 
 
 class FaultTolerantLogger(Logger):
-    """A logger whose faults are reported, and end nothing: what it cannot take is dropped, counted.
+    """A logger whose faults are reported but end nothing: records it cannot take are dropped.
 
-    Once it takes records again, or at the end, the number of those that it has not is reported.
+    Once it takes records again, or at the end, the number of dropped ones is reported.
     """
 
     def __init__(self, logger: Logger, name: str, console: Console) -> None:
         self._logger, self._name, self._console = logger, name, console
         self._failing = False
-        self._taken = 0  # calls since the last that failed
+        self._taken = 0  # calls since the last one that failed
         self._dropped = 0  # records
 
     def write(self, records: list[Record]) -> None:
@@ -62,7 +62,7 @@ class FaultTolerantLogger(Logger):
         try:
             work()
             return True
-        except Exception as error:  # of a disk, a library, a server: none is worth the run
+        except Exception as error:  # from a disk, a library, a server: none is worth the run
             if not self._failing:
                 why = str(error).partition("\n")[0] or type(error).__name__
                 self._say(f"{self._name}: {why}; its records are dropped, the run goes on")

@@ -9,9 +9,9 @@ from typing import Any, TextIO
 
 
 class Console:
-    """Where the lines of one rank go; the only place that knows whether a bar must be kept whole.
+    """Prints the lines of one rank; the only place that knows whether a bar must be kept intact.
 
-    The bar is drawn on standard error by tqdm, where tqdm is installed.
+    The bar is drawn on standard error by tqdm, if tqdm is installed.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Console:
             file.flush()
 
     def show_bar(self, done: int, total: int) -> bool:
-        """Begin a bar; False, and none, if standard error is no terminal or there is no tqdm."""
+        """Begin a bar; return False if standard error is no terminal or tqdm is missing."""
         if not sys.stderr.isatty():
             return False
         try:
@@ -44,14 +44,14 @@ class Console:
         return True
 
     def advance(self, steps: int = 1, **shown: str) -> None:
-        """Move the bar, if there is one; what is shown stands behind it."""
+        """Move the bar, if there is one; `shown` is displayed behind it."""
         if self._bar is not None:
             if shown:
                 self._bar.set_postfix(shown, refresh=False)
             self._bar.update(steps)
 
     def close(self) -> None:
-        """End the bar; it stays on the terminal as it was last."""
+        """End the bar, which stays on the terminal as it was."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

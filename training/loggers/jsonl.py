@@ -1,4 +1,4 @@
-"""SAVE/metrics.jsonl: every record, a line each, one undisturbed history."""
+"""SAVE/metrics.jsonl: every record, a line each, as one uninterrupted history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = "metrics.jsonl"
 
 
 class JsonLines(Logger):
-    """Appends records; what the file holds of steps after `start` is removed first."""
+    """Appends records, after removing those of steps after `start`."""
 
     def __init__(self, folder: Path, start: int, name: str = FILE) -> None:
         self.path = folder / name
@@ -22,12 +22,12 @@ class JsonLines(Logger):
             truncate(self.path, start)
 
     def write(self, records: list[Record]) -> None:
-        """Append whole lines, or nothing. Raises TrainingError if they cannot be written."""
+        """Append whole lines or nothing. Raises TrainingError if they cannot be written."""
         append_whole(self.path, "".join(json.dumps(record) + "\n" for record in records).encode())
 
 
 def has_record(path: Path, kind: str, step: int) -> bool:
-    """Tell whether a file has a whole record of a kind, of a step."""
+    """Tell whether a file has a whole record of a kind and step."""
     if not path.exists():
         return False
     with path.open("rb") as lines:
@@ -36,9 +36,9 @@ def has_record(path: Path, kind: str, step: int) -> bool:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Keep only the whole lines up to and with a step.
+    """Keep only the whole lines up to and including a step.
 
-    On a full disk, where they cannot be written anew, only those up to the first that goes.
+    On a full disk, where they cannot be rewritten, keep only those before the first to be removed.
     """
     if not path.exists():
         return
@@ -66,7 +66,7 @@ def _is_kept(line: bytes, step: int) -> bool:
 
 
 def _parsed(line: bytes) -> Record:
-    """Read a line; nothing where it was torn by a kill."""
+    """Parse a line; empty if a kill cut it off."""
     try:
         found = json.loads(line) if line.endswith(b"\n") else {}
     except ValueError:
@@ -75,7 +75,7 @@ def _parsed(line: bytes) -> Record:
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append to a file, which is made if it is not there. Raises TrainingError if it cannot be."""
+    """Append all data or nothing to a file, which is made if missing. Raises TrainingError."""
     left = memoryview(data)
     with writing(path):
         before = path.stat().st_size if path.exists() else 0

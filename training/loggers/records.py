@@ -1,8 +1,8 @@
 """What a run reports: the records that are the lines of SAVE/metrics.jsonl, by kind.
 
-Programs read them, so none of their fields may go or be renamed. The losses are means over all
-ranks, written with all their digits. A run that resumes from step N first removes the records after
-N, so that they always tell one undisturbed history. Light: no torch here.
+Programs read them, so no field may be removed or renamed. The losses are means over all ranks,
+written with all their digits. A run that resumes from step N first removes the records after N, so
+that they always tell one uninterrupted history. Light: no torch here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RECORDS: Mapping[str, Mapping[str, str]] = {
         "waited": "for which of them training stood still",
     },
 }
-"""Kind of record, its `kind` -> field -> what it is."""
+"""Kind of record (its field `kind`) -> field -> what it means."""
 
 WHEN: Mapping[str, str] = {
     "step": "every step",
@@ -58,4 +58,4 @@ WHEN: Mapping[str, str] = {
     "evaluation": "every `eval_interval` steps, and at the end, on held-out data",
     "save": "when a checkpoint is complete",
 }
-"""Kind of record -> when there is one."""
+"""Kind of record -> when one is written."""

@@ -1,4 +1,4 @@
-"""TensorBoard: a curve a quantity, over the steps."""
+"""TensorBoard: a curve for each quantity, over the steps."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ TAGS = {
 }
 """Setting tensorboard_tags -> kind of record -> its field -> the tag.
 
-The losses of steps are drawn, not the reports' means.
+The curves show the losses of steps, not the reports' means.
 """
 
 
 class TensorBoard(Logger):
-    """Writes events; those that the folder has of steps after `start` are no longer shown.
+    """Writes events; the folder's events of steps after `start` are no longer shown.
 
-    Not by torch's SummaryWriter: its thread dies of a full disk, and no curve goes on after it.
+    It does not use torch's SummaryWriter, whose thread dies of a full disk and then writes no more.
     Raises RequestError if the folder cannot be written.
     """
 
@@ -88,5 +88,5 @@ class TensorBoard(Logger):
 
 
 def point(tag: str, value: float) -> Summary.Value:
-    """One point of a curve."""
+    """Return one point of a curve."""
     return Summary.Value(tag=tag, simple_value=value)

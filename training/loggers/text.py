@@ -1,4 +1,4 @@
-"""What is printed: a line a report or evaluation, a bar on a terminal, the mean speed."""
+"""What is printed: a line for each report or evaluation, a progress bar, and the mean speed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from training.loggers.base import Logger, Record
 from training.loggers.console import Console
 
 LEFT_OUT = 30
-"""Steps of a start that do not count."""
+"""How many of the first steps of a start do not count."""
 REPORTS = 10
-"""The last reports, whose median says how long a step takes."""
+"""How many of the last reports give the median time of a step."""
 
 
 class TextLogger(Logger):
-    """Prints a line a report interval, one an evaluation, and one after the first step.
+    """Prints a line for each report and each evaluation, and one after the first step.
 
     may_end_early: num_steps is only the most that the run may take, so no time left is shown.
     """
@@ -24,7 +24,7 @@ class TextLogger(Logger):
     def __init__(self, num_steps: int, console: Console, *, may_end_early: bool = False) -> None:
         self.num_steps, self.console, self.may_end_early = num_steps, console, may_end_early
         self._is_first = True
-        self._seconds: deque[float] = deque(maxlen=REPORTS)  # of a step, by the last reports
+        self._seconds: deque[float] = deque(maxlen=REPORTS)  # per step, from the last reports
 
     def write(self, records: list[Record]) -> None:
         for record in records:
@@ -37,7 +37,7 @@ class TextLogger(Logger):
                 self.console.say(format_evaluation(record, self.num_steps))
 
     def _left(self, report: Record) -> float | None:
-        """Seconds to the last step, by a median: the first report has a start's compiling in it."""
+        """Seconds to the last step, by a median: the first report includes compilation."""
         self._seconds.append(report["seconds_per_step"])
         if self.may_end_early:
             return None
@@ -45,7 +45,7 @@ class TextLogger(Logger):
 
 
 class ProgressBar(Logger):
-    """Moves the bar a step at a time; the loss behind it is that of the last report."""
+    """Moves the bar step by step; the loss behind it is that of the last report."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -63,14 +63,14 @@ class ProgressBar(Logger):
 
 
 class AverageSpeed(Logger):
-    """Prints the mean speed of all steps that count, every `interval` of them."""
+    """Prints the mean speed of all steps that count, once every `interval` of them."""
 
     def __init__(self, interval: int, start: int, console: Console) -> None:
         self.interval, self.console = interval, console
-        self._before = start  # the step that the last report was of
+        self._before = start  # the step of the last report
         self._first = start + LEFT_OUT + 1
         self._shown = start + LEFT_OUT
-        self._steps = 0  # that count
+        self._steps = 0  # how many count
         self._sums = {"samples_per_second": 0.0, "tflops": 0.0}  # of steps / speed
 
     def write(self, records: list[Record]) -> None:
@@ -91,7 +91,7 @@ class AverageSpeed(Logger):
         if self._before - self._shown < self.interval:
             return
         self._shown = self._before
-        # Steps are of one size, so the mean speed is the harmonic one.
+        # All steps have the same size, so the mean speed is the harmonic mean.
         samples, tflops = (self._steps / total for total in self._sums.values())
         self.console.say(
             f"mean of steps {self._first} to {self._before}: {samples:,.2f} samples/s, "
@@ -100,7 +100,7 @@ class AverageSpeed(Logger):
 
 
 def format_first(record: Record, num_steps: int) -> str:
-    """Format the first step of a start for people, who may have waited for it."""
+    """Format the first step of a start for people, who may be waiting for it."""
     loss = "-" if record["loss"] is None else f"{record['loss']:.4f}"
     return f"step {record['step']}/{num_steps} | loss {loss} | the first of this start"
 
@@ -121,7 +121,7 @@ def format_report(record: Record, num_steps: int, left: float | None) -> str:
 
 
 def _brief(value: float) -> str:
-    """Write a positive number in few letters: 0.123, 12.3, 12,346, 966k, 12.3M."""
+    """Format a positive number briefly: 0.123, 12.3, 12,346, 966k, 12.3M."""
     if value < 999.5:
         return f"{value:#.3g}".rstrip(".")  # as many digits in each line
     if value < 100_000:
@@ -130,7 +130,7 @@ def _brief(value: float) -> str:
 
 
 def format_evaluation(record: Record, num_steps: int) -> str:
-    """Format what an evaluation gave."""
+    """Format an evaluation for people."""
     label = f" {record['label']}," if "label" in record else ""
     tops = [name for name in ("top3", "top10") if name in record]
     loss, perplexity = (record[what] for what in ("loss", "perplexity"))

@@ -16,7 +16,7 @@ from training.loggers.base import Logger, Record
 
 FILE = "wandb.json"
 FINISH_TIMEOUT = "600"
-"""Seconds that the end waits for a server; the other ranks wait too, half an hour at most."""
+"""Seconds to wait for a server at the end; the other ranks wait too, for half an hour at most."""
 KEYS = {
     "report": {
         "learning_rate": "learning rate",
@@ -34,14 +34,14 @@ KEYS = {
         "top10": "top-10 accuracy",
     },
 }
-"""Kind of record -> its field, if it has it -> the key, after the label of what was evaluated on.
+"""Kind of record -> its field, if present -> the key, which follows an evaluation's label if any.
 
 Steps are not sent one by one.
 """
 
 
 class WeightsBiases(Logger):
-    """Sends records to one run, which takes none of a step that it has gone past."""
+    """Sends records to one run, which accepts none of a step that it has passed."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -65,7 +65,7 @@ class WeightsBiases(Logger):
 def open_run(config: Config) -> WeightsBiases:
     """Begin a run, or go on with the one that SAVE/wandb.json or wandb_run_id names.
 
-    Raises RequestError if W&B refuses, as without a key.
+    Raises RequestError if W&B refuses, for example without a key.
     """
     run = config.run
     return begin(
@@ -82,12 +82,12 @@ def begin(
 ) -> WeightsBiases:
     """Begin a run of these settings, or go on with the one that FOLDER/wandb.json or run_id names.
 
-    options: of wandb.init. What a server does not take at the end within WANDB_FINISH_TIMEOUT stays
-    here for `wandb sync`. Raises RequestError if W&B refuses, as without a key, or does not answer
-    within its own limit (90 s, WANDB_INIT_TIMEOUT).
+    options: for wandb.init. What a server does not accept at the end within WANDB_FINISH_TIMEOUT
+    stays here for `wandb sync`. Raises RequestError if W&B refuses, for example without a key, or
+    does not answer within its own limit (90 s, WANDB_INIT_TIMEOUT).
     """
     path = folder / FILE
-    # A variable, not a setting of init, which releases refuse that do not have it.
+    # A variable rather than a setting of init, which older releases would refuse.
     os.environ.setdefault("WANDB_FINISH_TIMEOUT", FINISH_TIMEOUT)
     try:
         opened = init(
@@ -97,7 +97,7 @@ def begin(
             config=settings,
             **options,
         )
-    except (Error, ValueError) as error:  # a variable of W&B that is no value of it is the latter
+    except (Error, ValueError) as error:  # ValueError: a variable of W&B has an invalid value
         reason = " ".join(str(error).split())
         raise RequestError(
             f"use_wandb: {reason}; WANDB_MODE=offline keeps the run here for `wandb sync`"
@@ -108,7 +108,7 @@ def begin(
 
 
 def _known_id(run_id: str, path: Path) -> str | None:
-    """Find the id to go on with; None for a new one. Raises RequestError for a broken file."""
+    """Find the id of the run to go on with; None for a new run. Raises RequestError."""
     if run_id or not path.exists():
         return run_id or None
     try:
