@@ -26,7 +26,7 @@ META = Path("/sqshforge/meta")
 def run_checks(meta: Path, report: Callable[[str], None]) -> list[Check]:
     """Run every check; one that fails does not stop the others.
 
-    What is begun is reported as `[5 of 14, 38%] import torch`.
+    The start of each is reported as `[5 of 14, 38%] import torch`.
     """
     lock: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def table(checks: list[Check]) -> str:
 
 
 def flat(check: Check) -> dict[str, Any]:
-    """Lay a check out for JSON: its figures stand beside the rest."""
+    """Flatten a check for JSON: its figures stand beside the other fields."""
     record = asdict(check)
     figures: dict[str, Any] = record.pop("figures")
     return {**figures, **record}

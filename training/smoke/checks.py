@@ -1,4 +1,4 @@
-"""What an image is checked for: what is installed, its devices, its launchers, and training."""
+"""The checks of an image: what is installed, its devices, its launchers, and training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 assert torch.ones(64, 64, device="cuda").matmul(torch.ones(64, 64, device="cuda"))[0, 0] == 64
 print(torch.cuda.get_device_name())
 """
-RUNTIME = "sqshforge-run.pyz"  # by which a launcher starts the image where nothing else can
+RUNTIME = "sqshforge-run.pyz"  # with which a launcher starts the image if nothing else can
 
 
 @dataclass
@@ -39,15 +39,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Step:
-    """A check that is to be made."""
+    """A check that is to be run."""
 
     name: str
-    run: Callable[[Check], None]  # notes what it finds; raises where that is not as it should be
-    weight: float = 0.1  # seconds that it takes on two processors, about: its share of the whole
+    run: Callable[[Check], None]  # notes what it finds; raises if that is wrong
+    weight: float = 0.1  # about the seconds that it takes on two processors: its share of the whole
 
 
 def plan(meta: Path, lock: dict[str, Any], recipe: dict[str, Any], folder: Path) -> Iterator[Step]:
-    """List what is checked of an image by its lock and recipe; training writes into a folder."""
+    """List the checks of an image, by its lock and recipe; training writes into `folder`."""
     yield Step("versions", _detail(check_versions, lock))
     if recipe.get("accelerator") == "cuda":
         yield Step("GPU", _detail(check_gpu), 3.0)
@@ -90,7 +90,7 @@ def plan(meta: Path, lock: dict[str, Any], recipe: dict[str, Any], folder: Path)
 
 
 def _detail(check: Callable[..., str], *given: Any) -> Callable[[Check], None]:
-    """Let a check's words be the detail of its result."""
+    """Make the text that a check returns the detail of its result."""
 
     def run(result: Check) -> None:
         result.detail = check(*given)
@@ -108,7 +108,7 @@ def _import(module: str) -> Step:
 
 
 def check_versions(lock: dict[str, Any]) -> str:
-    """Compare Python and every locked package with what is installed. Raises TrainingError."""
+    """Compare the locked Python and packages with those installed. Raises TrainingError."""
     python = lock.get("python") or {}
     wrong = []
     wanted = str(python.get("version", ""))
@@ -134,26 +134,26 @@ def check_versions(lock: dict[str, Any]) -> str:
 
 
 def _is_open(package: dict[str, Any]) -> bool:
-    """Whether no file of a package is locked, as its index did not answer.
+    """Whether no file of a package is locked, because its index did not answer.
 
-    Of such a version, the index chose the build: 2.16+4a9b2326 for 2.16.
+    The index then chose the build of the version: 2.16+4a9b2326 for 2.16.
     """
     return "hashes" in package and not package["hashes"]
 
 
 def compiled(lock: dict[str, Any]) -> list[str]:
-    """The modules of the packages that were compiled for the image; they load without a device."""
+    """The modules of packages that were compiled for the image; they load without a device."""
     built = (lock.get("python") or {}).get("built") or ()
     return [package["name"].replace("-", "_") for package in built]
 
 
 def has_accelerator() -> bool:
-    """Whether a device of NVIDIA's or a Neuron device can be seen."""
+    """Whether an NVIDIA or a Neuron device can be seen."""
     return bool(nvidia_devices()) or any(Path("/dev").glob("neuron[0-9]*"))
 
 
 def check_gpu() -> str:
-    """Compute on a GPU of this node, if it has one. Raises TrainingError where torch sees none."""
+    """Compute on a GPU of this node, if it has one. Raises TrainingError if torch sees none."""
     devices = nvidia_devices()
     if not devices:
         return "not tried: this node has none"
@@ -162,12 +162,12 @@ def check_gpu() -> str:
 
 
 def nvidia_devices() -> list[Path]:
-    """Find the device files of the node's NVIDIA GPUs, with or without a driver's libraries."""
+    """Find the device files of the node's NVIDIA GPUs, with or without the driver's libraries."""
     return sorted(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def check_launcher(path: Path) -> str:
-    """Let bash read a launcher without running it. Raises TrainingError."""
+    """Have bash parse a launcher without running it. Raises TrainingError."""
     if not path.is_file():
         raise TrainingError(f"{path} is missing")
     _run(["bash", "-n", str(path)])
@@ -175,13 +175,13 @@ def check_launcher(path: Path) -> str:
 
 
 def check_runtime(path: Path) -> str:
-    """Start the runtime that the launchers take out of the image. Raises TrainingError."""
+    """Start the runtime that the launchers take from the image. Raises TrainingError."""
     _run([sys.executable, "-I", "-S", str(path), "--help"])
     return str(path)
 
 
 def _run(command: list[str]) -> str:
-    """Run a command; the last line that it printed. Raises TrainingError with its complaint."""
+    """Run a command; return the last line that it printed. Raises TrainingError with its error."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()

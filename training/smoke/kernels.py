@@ -32,7 +32,7 @@ def blocks(library: ModuleType) -> list[str]:
 
 
 def train(kind: Callable[..., Any], device: str) -> tuple[float, float]:
-    """Train one block of mamba-ssm in bf16 by autocast; first and last loss."""
+    """Train one block of mamba-ssm in bf16 by autocast; return the first and last loss."""
     import torch
     from torch.nn import functional as F
 
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
         for name, (first, last) in losses.items()
         if not last < RATIO * first
     ]
-    if faults:  # last: what libraries warn of stands before it
+    if faults:  # printed last, after warnings of libraries
         print("; ".join(faults), file=sys.stderr)
     return 1 if faults else 0
 

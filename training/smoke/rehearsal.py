@@ -1,4 +1,4 @@
-"""A run of the smoke test, and its second half once more from the checkpoint between them."""
+"""A run of the smoke test, and its second half again, from the checkpoint in the middle."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from training.errors import TrainingError
 
 METRICS = "metrics.jsonl"
 SIZES = {"seq_length": 128, "batch_size": 8, "learning_rate": 3e-3}
-"""What a recipe may leave out: with these, mamba-tiny reaches 40% of its first loss in 80 steps."""
+"""Defaults for a recipe: with these, mamba-tiny reaches 40% of its first loss in 80 steps."""
 LAST = 5
-"""Steps at the end whose mean loss is compared with the first."""
+"""How many steps at the end have their mean loss compared with the first loss."""
 FIRST, LATER = 0.001, 0.05
-"""By what share of it a loss of a resumed run may be another on a GPU, where kernels of libraries
-add gradients up in no fixed order: at its first step, whose weights are equal, and later."""
+"""By what share a loss of a resumed run may differ on a GPU, where kernels of libraries add up
+gradients in no fixed order: at its first step, whose weights are equal, and later."""
 TIMEOUT = 600.0
-"""Seconds in which a run that goes on has begun, or made its next steps, by an emulator too: it
-writes its metrics sixteen times."""
+"""Seconds in which a run must have begun, or written its metrics again, even under an emulator: it
+writes them sixteen times."""
 
 
 class Rehearsal:
-    """Runs the entry point as a user would, in processes of its own, in a folder thrown away."""
+    """Runs the entry point as a user would, in processes of its own, in a temporary folder."""
 
     def __init__(self, train: dict[str, Any], folder: Path) -> None:
         self.settings = {**SIZES, **train}
@@ -65,9 +65,9 @@ class Rehearsal:
         )
 
     def resume(self, *, exact: bool = True) -> dict[str, Any]:
-        """Start again from the checkpoint at the half. Raises TrainingError if a loss differs.
+        """Start again from the checkpoint in the middle. Raises TrainingError if a loss differs.
 
-        exact: not even by a bit; else by more than FIRST, or later on by more than LATER.
+        exact: if it differs at all; else at the first step by more than FIRST, later by LATER.
         """
         half = self._half
         name = f"step_{half}_ckp"
@@ -84,7 +84,7 @@ class Rehearsal:
         expected, found = whole[half:], _losses(self.again)
         limits = [0.0] * len(expected) if exact else [FIRST, *[LATER] * (len(expected) - 1)]
         off = [abs(b - a) / a for a, b in zip(expected, found, strict=False)]
-        repeated = [one <= most for one, most in zip(off, limits, strict=False)]  # nan is not
+        repeated = [one <= most for one, most in zip(off, limits, strict=False)]  # nan never is
         first = repeated.index(False) if False in repeated else len(found)
         if first < len(expected):
             raise TrainingError(
@@ -97,7 +97,7 @@ class Rehearsal:
         return self.steps // 2
 
     def _run(self, folder: Path) -> str:
-        """Run the entry point; the last line it printed. Raises TrainingError if it fails."""
+        """Run the entry point; return its last line of output. Raises TrainingError if it fails."""
         s = self.settings
         command = [
             *(sys.executable, "-m", "training.mamba_fsdp"),
@@ -117,8 +117,8 @@ class Rehearsal:
         paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {name: value for name, value in os.environ.items() if name not in alone}
         env["PYTHONPATH"] = os.pathsep.join(paths)
-        # As GNU's OpenMP waits by itself, a step takes ten times as long beside other work, as on a
-        # login node; alone it takes no longer with this.
+        # With the default spinning of GNU's OpenMP, a step takes ten times as long beside other
+        # work, as on a login node; without other work this setting costs nothing.
         env.setdefault("GOMP_SPINCOUNT", "3000")
         with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
             with subprocess.Popen(command, stdout=out, stderr=err, env=env) as process:
@@ -131,7 +131,7 @@ class Rehearsal:
 
 
 def _wait(process: subprocess.Popen[bytes], metrics: Path) -> int:
-    """Wait for the end of a run; its exit code. Raises TrainingError where it does not go on."""
+    """Wait for a run to end; return its exit code. Raises TrainingError if it makes no progress."""
     size, since = -1, time.monotonic()
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Triton: whether it is the patched one, and whether its cache does what the patch is for.
+"""Check that Triton is patched, and that its cache does what the patch is for.
 
-Processes with equal random seeds and equal (pretended) ids write the same files at the same time,
-as the ranks of a job do that start from one script on several nodes.
+Processes with equal random seeds and equal (faked) ids write the same files at the same time, as do
+the ranks of a job that start from one script on several nodes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ print(json.dumps(faults))
 
 
 def check_patch(path: str, wanted: str) -> str:
-    """Compare a file of the Triton that is imported with its sum after the patch.
+    """Compare a file of the installed Triton with its checksum after the patch.
 
-    `path` is the file's place in Triton's repository. Raises TrainingError.
+    `path` is the file's path in Triton's repository. Raises TrainingError.
     """
     found = importlib.util.find_spec("triton")
     if found is None or not found.submodule_search_locations:
@@ -53,7 +53,7 @@ def check_patch(path: str, wanted: str) -> str:
 
 
 def hammer_cache() -> str:
-    """Write to one cache from many processes. Raises TrainingError if one write of theirs fails."""
+    """Write to one cache from many processes. Raises TrainingError if any write fails."""
     with TemporaryDirectory(prefix="smoke-triton-") as folder:
         running = [
             subprocess.Popen(
