@@ -26,7 +26,7 @@ def check(config: Config) -> None:
     """Check before training that the model can be written at the end.
 
     What an earlier start of the run has written will be replaced. Raises RequestError for a folder
-    that has anything else or overlaps other folders of the run, for a model that the format does
+    that has anything else or that the run itself reads or writes, for a model that the format does
     not support, and if the library that writes it is missing.
     """
     if not config.run.final_model_dir:

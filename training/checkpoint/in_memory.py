@@ -75,8 +75,8 @@ class Copies:
     def take(self, folder: Path, final: Path, own: Sequence[str], all_: Sequence[str]) -> Taken:
         """Read this rank's files for their checksums, and keep a copy of them.
 
-        folder: where they are; final: its name once complete; own: their names; all_: the names of
-        all files. Raises OSError if a file cannot be read.
+        folder: where they are; final: what the folder will be called; own: their names; all_: the
+        names of all files. Raises OSError if a file cannot be read.
         """
         place = self._own / final.name
         copy = _Copy(place, self._obstacle(folder, all_))

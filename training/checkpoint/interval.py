@@ -1,4 +1,4 @@
-"""How often a run saves by default: from the cost of a save, and how often its nodes may fail.
+"""How often a run saves with checkpoint_minutes=auto: by the cost of a save and node failures.
 
 docs/background/scale/checkpoints.md has the derivation, and the cost of other intervals. All times
 are in seconds. Light: no torch.

@@ -183,7 +183,7 @@ def _read(path: Path) -> str | None:
 
 
 class RunLease:
-    """A folder that this process need not claim, because that of rank 0 does."""
+    """A folder that this process need not claim, because rank 0's process does."""
 
     lost = ""
     """Why the folder is no longer this run's; empty as long as it is."""

@@ -18,7 +18,7 @@ NAME = "checkpoint_in_memory"
 COPIES = 2
 """The newest complete copy stays while a new one is made."""
 COMFORTABLE, MOST = 4, 2
-"""The copies may take 1 / this of a node's free memory: a quarter, or half if asked for."""
+"""Divisors of a node's free memory: copies may take a quarter of it, or half if asked for."""
 NO_AGENT = "nothing is restarted in place without training.launch and RESTARTS"
 NO_TMPFS = "neither /dev/shm nor TMPDIR is a tmpfs that can be written to"
 

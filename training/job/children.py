@@ -1,4 +1,4 @@
-"""The processes that this one has started: which they are, how they ended, and ending them."""
+"""The processes that this one has started: which they are, how they ended, and how to end them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 def own_children() -> list[int]:
     """The children that this process has started.
 
-    Not those that it had before it became this program: enroot's processes that serve the files of
-    the root, which must not be signaled.
+    This excludes those that it had before it became this program: enroot's processes that serve the
+    files of the root, which must not be signaled.
     """
     return [pid for pid in _children(os.getpid()) if pid not in INHERITED]
 

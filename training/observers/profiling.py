@@ -3,7 +3,7 @@
 Rank 0 reports the memory of the host and of the GPU at the parts of the first step and between
 steps, each as a line of the log and a record of SAVE/memory.jsonl:
     {"step", "place", "host_bytes", "host_peak_bytes", "host_free_bytes",
-     "gpu_bytes", "gpu_peak_bytes", "gpu_reserved_bytes"}         those of the GPU null without one
+     "gpu_bytes", "gpu_peak_bytes", "gpu_reserved_bytes"}         the GPU's are null without one
 host_free_bytes is what this process can still get from the machine, within the limits of its
 cgroups and page cache included; peaks are since the process began.
 """
@@ -119,7 +119,7 @@ class TorchProfiler(Observer):
     """Traces steps 4 to 6 of this start into SAVE/profile_traces/rank_<R>.json, for Perfetto.
 
     One step is skipped and two warm up, so allocations and compilation are not in the trace.
-    Writing it takes minutes for a large model, which is a part of its own for the heartbeat.
+    Writing it takes minutes for a large model, so the heartbeat treats it as a part of its own.
     """
 
     def __init__(self, save_path: str, group: Group, heartbeat: Heartbeat) -> None:

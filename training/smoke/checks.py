@@ -28,7 +28,7 @@ RUNTIME = "sqshforge-run.pyz"  # with which a launcher starts the image if nothi
 
 @dataclass
 class Check:
-    """One line of the result; `figures` are what was measured."""
+    """One line of the result; `figures` has what was measured."""
 
     name: str
     ok: bool = False

@@ -16,7 +16,7 @@ from training.job.types import file_text
 
 NVIDIA, AMAZON = "0x10de", "0x1d0f"  # PCI vendors
 GPU_CLASSES = ("0x0300", "0x0302")  # PCI's display and 3D controllers
-UNKNOWN = -1  # a NUMA node that is not known
+UNKNOWN = -1  # the NUMA node is not known
 TIMEOUT = 20  # seconds for neuron-ls
 
 CPU, NODE = Path("sys/devices/system/cpu"), Path("sys/devices/system/node")

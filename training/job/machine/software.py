@@ -47,13 +47,13 @@ class Software:
 
 
 def parse_version(text: str) -> Version:
-    """Read the numbers that a version begins with: v1.9.1-aws is 1, 9, 1."""
+    """Parse the numbers at the beginning of a version: v1.9.1-aws is 1, 9, 1."""
     found = re.match(r"v?(\d+(?:\.\d+)*)", text)
     return tuple(int(part) for part in found[1].split(".")) if found else ()
 
 
 def format_version(version: Version) -> str:
-    """Write a version."""
+    """Format a version."""
     return ".".join(str(part) for part in version)
 
 

@@ -108,7 +108,7 @@ class Coordinator:
         self._faults += fault_isolation.own_faults(self._reports.values())
 
     def _look(self) -> None:
-        """Have nodes read each other's files: every node those of node 0 and the next, node 0 all.
+        """Have nodes read each other's files: each those of node 0 and the next node, node 0 all.
 
         That shows that all use one folder, and n nodes open only 3 n files.
         """

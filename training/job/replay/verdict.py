@@ -126,7 +126,7 @@ def _described(outcome: Outcome) -> str:
 
 
 def _difference(one: Outcome, other: Outcome, nodes: int = 0) -> str:
-    """Say where an outcome first differs from another, of `nodes` others or its own before."""
+    """Say where `one` first differs from `other`: that of `nodes` nodes, or if 0 its own before."""
     whose = f"{nodes} others" if nodes else "before"
     if one.error or other.error:
         return one.error or f"{_span(one)}, and {whose}: {other.error}"

@@ -228,7 +228,7 @@ class InPlaceAgent(LocalElasticAgent):
         return own.verdict.step
 
     def _given_up(self) -> None:
-        """End this node, which another one has replaced by now."""
+        """End this node, which node 0 has given up by now."""
         children.kill_groups(self._pids)
         tell(f"node 0 and this node have not heard of each other for {SILENCE:.0f} s: it ends")
         os._exit(TrainingError.exit_code)
@@ -356,7 +356,7 @@ class InPlaceAgent(LocalElasticAgent):
             time.sleep(0.2)
 
     def _publish_stop(self) -> None:
-        """Let no node restart in this round: this one is through."""
+        """Let no node restart in this round: this one has finished."""
         control = self._control
         if self._nodes > 1 and control.decides:
             own = control.decide(control.failure(0, SAVED, ""), 0, asked=True)
