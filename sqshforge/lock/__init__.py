@@ -1,4 +1,4 @@
-"""Locks: what a recipe resolved to, with hashes, so that every build takes the same bytes."""
+"""Locks: what a recipe resolved to, with hashes, so that every build uses the same bytes."""
 
 from sqshforge.lock.model import (
     Lock,

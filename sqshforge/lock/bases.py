@@ -1,6 +1,6 @@
-"""Whether the base images of recipes are still where the recipes say, by their registries.
+"""Ask registries whether the base images of recipes are still where the recipes say.
 
-A maker may delete a tag, and what it named some time later; a digest in the lock does not keep it.
+A vendor may delete a tag, and some time later its image too; a digest in a lock does not keep it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from sqshforge.network.mirrors import Mirrors
 from sqshforge.network.registries import TIMEOUT, Answer, Registries, State, host_of, pinned
 from sqshforge.recipe import Recipe
 
-AT_ONCE = 8  # registries that are asked at the same time: most of the time they are waited for
+AT_ONCE = 8  # images asked for at the same time: almost all of the time is waiting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """What is to be said of an image that is not as it should be; `lost`: no build gets it."""
+    """A problem with an image; `lost` if no build can get it any more."""
 
     image: str
     what: str
@@ -33,7 +33,10 @@ class Remark:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """An image that targets start from, its digest in their locks, and whether all make it too."""
+    """An image that targets start from or compile in, and its digest in their locks.
+
+    `has_bootstrap`: each of these targets can also make it from packages.
+    """
 
     addresses: tuple[str, ...]
     digest: str | None
@@ -42,7 +45,7 @@ class Wanted:
 
 
 def wanted(found: Iterable[tuple[Recipe, Lock | None]]) -> list[Wanted]:
-    """The images of recipes and their locks, each once."""
+    """Return the images of recipes, with their digests in the locks; each pair only once."""
     whole: dict[tuple[tuple[str, ...], str | None], Wanted] = {}
     for recipe, lock in found:
         locked = [one for one in (lock.base, lock.compiler) if one] if lock else []
@@ -68,9 +71,9 @@ def look(
     programs: Programs,
     timeout: float = TIMEOUT,
 ) -> list[Remark]:
-    """Ask for each image at all of its addresses: what is to be said of those that are not there.
+    """Ask for each image at all of its addresses; return a remark on each that has a problem.
 
-    Where nobody answers at all, that is one remark for all such images, and none of them is lost.
+    Images for which no registry answers share a single remark, and none of them counts as lost.
     """
 
     def ask(one: Wanted) -> list[Answer]:
@@ -91,7 +94,7 @@ def look(
 def _asked(
     name: str, digest: str | None, registries: Registries, programs: Programs, timeout: float
 ) -> Answer:
-    """What a build would find at an address: what the lock has, and else what the tag names."""
+    """Ask an address for an image's tag; if that is gone or has moved, for the locked digest."""
     said = registries.ask(name, programs, timeout)
     if digest in (None, said.digest) or said.state not in (State.THERE, State.ABSENT):
         return said
@@ -99,7 +102,7 @@ def _asked(
 
 
 def _remark(one: Wanted, answers: Sequence[Answer]) -> Remark | None:
-    """What to say of an image; nothing of one that is there, or of which nobody tells."""
+    """Return the remark on an image; None if it is where it should be or no registry answered."""
     image, recipe = one.addresses[0], f"recipes/{one.targets[0]}.yaml"
     gone = [answer for answer in answers if answer.state is State.ABSENT]
     kept = [answer for answer in answers if answer.state is State.CLOSED]
@@ -127,14 +130,14 @@ def _remark(one: Wanted, answers: Sequence[Answer]) -> Remark | None:
 
 
 def _at(answer: Answer, image: str) -> str:
-    """Where that is, if it does not go without saying."""
+    """Return the words for where an answer came from; empty for the image's own tag."""
     name, at, _ = answer.name.partition("@")
     place = "" if image.startswith(name) else f" at {name}"
     return f"{place} by the digest of the lock too" if at else place
 
 
 def _unasked(silent: Sequence[tuple[str, str]]) -> list[Remark]:
-    """One remark for all images that nobody tells of."""
+    """Return one remark on all images for which no registry answered: (image, reason) pairs."""
     if not silent:
         return []
     image, reason = silent[0]

@@ -1,4 +1,4 @@
-"""Git repositories: which commit a tag or branch is at, and that commit's files as one tar."""
+"""Git repositories: the commit that a tag or branch points to, and its files as one tar."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from sqshforge.lock.model import LockedSource
 from sqshforge.network.mirrors import bare
 
 TIMEOUT = 60.0  # seconds that a host may take to list its references
-# Nobody is there to type a password, and a host that sends nothing for a minute is given up.
+# Never ask for a password, and give up on a host that sends nothing for a minute.
 QUIET = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_HTTP_LOW_SPEED_LIMIT": "1",
     "GIT_HTTP_LOW_SPEED_TIME": "60",
 }
-# No setting of this user's or machine's may change the files.
+# No setting of this user or machine may change the archived files.
 PLAIN = {"HOME": "/nonexistent", "XDG_CONFIG_HOME": "/nonexistent"}
 PLAIN |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_COUNT": "0"}
 PLAIN |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 
 
 def commit_of(url: str, ref: str, programs: Programs, ca: Path | None = None) -> str | None:
-    """The commit behind a tag or branch; empty for a name that is neither.
+    """Return the commit of a tag or branch; empty if there is neither, None without an answer.
 
-    None where the host does not answer.
-    `ca` are the certificates that this machine trusts: git does not look where others do.
+    `ca` is the file of the certificates that this machine trusts: git does not look for it in the
+    places where other programs do.
     """
     seen = _references(url, ref, programs, _environment(url, programs, ca))
     return None if seen is None else seen.get("commit", "")
 
 
 def references(url: str, programs: Programs, ca: Path | None = None) -> dict[str, str] | None:
-    """All tags and branches of a repository and their commits: "tags/v1", "heads/main".
+    """Return the commits of all tags and branches of a repository, by "tags/v1", "heads/main".
 
-    None where the host does not answer. `ca` as for `commit_of`.
+    None if the host does not answer. `ca` is as in `commit_of`.
     """
     said = programs.attempt(
         ["git", "ls-remote", "--tags", "--heads", url],
@@ -49,19 +49,20 @@ def references(url: str, programs: Programs, ca: Path | None = None) -> dict[str
     if said.code != 0:
         return None
     found = re.findall(r"^(\w{40})\trefs/(\S+?)(?:\^{})?$", said.out, re.MULTILINE)
-    return {name: commit for commit, name in found}  # an annotated tag's commit comes after its own
+    # An annotated tag is listed twice: first with its own hash, then with its commit's, which wins.
+    return {name: commit for commit, name in found}
 
 
 def snapshot(
     source: LockedSource, url: str, folder: Path, programs: Programs, ca: Path | None = None
 ) -> tuple[Path, str]:
-    """The files of a source at its commit as a tar in `folder`, and that commit.
+    """Write the files of a source at its commit as a tar in `folder`; return the tar and commit.
 
-    The commit is the lock's; where that has none, it is what the tag or branch is at now. The tar
-    of one commit is always the same. `ca` is as in `commit_of`.
+    The commit is the lock's; if that has none, the tag's or branch's current one. The tar of one
+    commit is always the same. `ca` is as in `commit_of`.
 
-    Raises `MissingError` where the host does not answer and `WorkError` where the tag has moved
-    away from the locked commit.
+    Raises `MissingError` if the host does not answer or lacks the tag or branch, and `WorkError`
+    if the tag has moved away from the locked commit or the branch no longer contains it.
     """
     if source.commit:
         place = folder / f"{source.name}-{source.commit}.tar"
@@ -92,7 +93,7 @@ def snapshot(
 
 
 def _environment(url: str, programs: Programs, ca: Path | None) -> Mapping[str, str]:
-    """What git learns of this machine: nothing of certificates where its own settings do."""
+    """Return git's environment: it includes `ca` unless git's own settings name certificates."""
     if ca is None or os.environ.get("GIT_SSL_CAINFO") or not url.startswith("https:"):
         return QUIET
     own = programs.attempt(["git", "config", "--get-urlmatch", "http.sslCAInfo", url])
@@ -102,16 +103,16 @@ def _environment(url: str, programs: Programs, ca: Path | None) -> Mapping[str, 
 def _references(
     url: str, ref: str, programs: Programs, environment: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Whether a name is a tag or a branch of a repository, and its commit; empty for neither.
+    """Return the "kind" of a name, "tags" or "heads", and its "commit"; empty if it is neither.
 
-    None where the host does not answer.
+    None if the host does not answer.
     """
     names = [f"refs/tags/{ref}", f"refs/tags/{ref}^{{}}", f"refs/heads/{ref}"]
     said = programs.attempt(["git", "ls-remote", url, *names], env=environment, timeout=TIMEOUT)
     if said.code != 0:
         return None
     found = {name: commit for commit, name in re.findall(r"^(\w{40})\t(\S+)$", said.out, re.M)}
-    for name in (names[1], names[0], names[2]):  # an annotated tag's commit before the tag's own
+    for name in (names[1], names[0], names[2]):  # an annotated tag's commit before its own hash
         if name in found:
             return {"kind": name.split("/")[1], "commit": found[name]}
     return {}
@@ -125,16 +126,16 @@ def _pack(
     programs: Programs,
     environment: Mapping[str, str],
 ) -> None:
-    """Fetch one commit into a repository beside the tar, and write its files."""
+    """Fetch one commit into a repository beside `place`, and write its files as a tar there."""
     repository = place.with_suffix(".git")
     place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(repository, ignore_errors=True)  # what an interrupted fetch left is of no use
+    shutil.rmtree(repository, ignore_errors=True)  # left by an interrupted fetch
 
     def git(*words: str | Path) -> Result:
         return programs.attempt(["git", "-C", repository, *words], env=environment)
 
     programs.capture(["git", "init", "--quiet", "--bare", repository], env=QUIET)
-    # Not every host gives a commit by its own name; then the branch's history is searched for it.
+    # Not every host serves a commit by its hash; then fetch the history of the tag or branch.
     if git("fetch", "--quiet", "--depth", "1", url, commit).code != 0:
         fetched = git("fetch", "--quiet", url, ref)
         if fetched.code != 0:
@@ -149,7 +150,8 @@ def _pack(
             where=bare(url),
             fix="the branch was rewritten: sqshforge lock records its current commit",
         )
-    # Files may be stamped with what is known of their commit: that is the same with its history.
+    # git archive may write facts about the commit into files (export-subst). Cut off the history,
+    # so that they do not depend on how much of it was fetched.
     (repository / "shallow").write_text(f"{commit}\n")
     partial = place.with_name(f"{place.name}.part")
     archive = ("archive", "--format=tar", "--output", partial, commit)

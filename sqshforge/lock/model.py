@@ -1,6 +1,6 @@
-"""Locks: what a recipe resolved to, with hashes, so that every build takes the same bytes.
+"""The content of a lock file: what a recipe's pins resolved to, with hashes.
 
-What could not be resolved where the lock was made is listed in `unlocked`, entry by entry.
+What could not be resolved where the lock was made is listed in `unlocked`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from sqshforge.recipe import Recipe, ancestors
 
 
 class Entry(BaseModel):
-    """A piece of a lock: immutable, and nothing in it that is not known."""
+    """A part of a lock: immutable, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class LockedImage(Entry):
-    """An image, named as `Recipe.tagged` does, and the digest that its tag had.
+    """An image, named as by `Recipe.tagged`, and the digest that its tag had.
 
-    There is none where no registry answered.
+    The digest is None if it is not known, for example because no registry answered.
     """
 
     image: str
@@ -33,20 +33,20 @@ class LockedImage(Entry):
 
 
 class LockedPackage(Entry):
-    """One Python package: its version and the sums of the files that may be installed."""
+    """One Python package: its version and the hashes of the files that may be installed."""
 
     name: str
     version: str
     hashes: tuple[str, ...]
 
     def requirement(self) -> str:
-        """The package as a line of a requirements file, with its hashes."""
+        """Return the package as a line of a requirements file, with its hashes."""
         hashes = "".join(f" \\\n    --hash={one}" for one in self.hashes)
         return f"{self.name}=={self.version}{hashes}\n"
 
 
 class LockedIndex(Entry):
-    """The packages that one index alone gives; without hashes where it did not answer."""
+    """The packages that only one index may provide; without hashes if it did not answer."""
 
     name: str
     url: str
@@ -54,7 +54,7 @@ class LockedIndex(Entry):
 
 
 class LockedPython(Entry):
-    """The whole closure of the recipe's Python packages for one interpreter and platform."""
+    """The recipe's Python packages and all dependencies, for one interpreter and platform."""
 
     version: str
     platform: str
@@ -65,27 +65,27 @@ class LockedPython(Entry):
     bound: tuple[LockedIndex, ...] = ()
 
     def of_indexes(self) -> tuple[LockedPackage, ...]:
-        """The packages that are bound to an index."""
+        """Return the packages that are bound to an index."""
         return tuple(one for index in self.bound for one in index.packages)
 
     def is_whole(self) -> bool:
-        """Whether every index answered that packages are bound to."""
+        """Whether every index to which packages are bound answered."""
         return all(one.hashes for one in self.of_indexes())
 
     def installer_wheel(self) -> str:
-        """The file name of pip's wheel, which lies among the wheels of a build's context."""
+        """Return the file name of pip's wheel, which is among the wheels of a build's context."""
         return f"pip-{self.installer.version}-py3-none-any.whl"
 
 
 class LockedApt(Entry):
-    """The Debian packages that the recipe's need, as the suite had them."""
+    """The recipe's Debian packages and all dependencies, in the versions that the suite had."""
 
     suite: str
     packages: tuple[tuple[str, str], ...]  # name, version
 
 
 class LockedSource(Entry):
-    """A git repository and the commit that its tag or branch was at."""
+    """A git repository and the commit that its tag or branch pointed to."""
 
     name: str
     git: str
@@ -95,7 +95,7 @@ class LockedSource(Entry):
 
 
 class LockedArchive(Entry):
-    """A file to download and its sum."""
+    """A file to download and its checksum."""
 
     name: str
     url: str
@@ -103,7 +103,7 @@ class LockedArchive(Entry):
 
 
 class LockedPatch(Entry):
-    """A patch, and the sum that the one file it changes has afterwards."""
+    """A patch of one file, with its own checksum and that of the patched file (`after`)."""
 
     file: str
     sha256: str
@@ -116,7 +116,7 @@ class Lock(Entry):
     """Everything that a recipe resolved to."""
 
     target: str
-    inputs: str  # digest of the recipe's pins, so that a lock of another recipe is noticed
+    inputs: str  # digest of the recipe's pins, to detect a lock that was made from other pins
     base: LockedImage
     compiler: LockedImage | None = None
     apt: LockedApt | None = None
@@ -130,11 +130,11 @@ class Lock(Entry):
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
     def digest(self) -> str:
-        """Changes whenever anything in the lock does."""
+        """Return a digest of everything in the lock."""
         return f"sha256:{hashlib.sha256(self.text().encode()).hexdigest()}"
 
     def sums(self) -> dict[str, frozenset[str]]:
-        """Package names to the sha256 sums of their files."""
+        """Map package names to the sha256 sums of their files; without compiled and bound ones."""
         python = self.python
         return {
             package.name: frozenset(one.removeprefix("sha256:") for one in package.hashes)
@@ -143,12 +143,12 @@ class Lock(Entry):
 
 
 def requirements(packages: Iterable[LockedPackage]) -> str:
-    """Packages as a requirements file for `pip install --require-hashes`."""
+    """Return packages as a requirements file for `pip install --require-hashes`."""
     return "".join(package.requirement() for package in packages)
 
 
 def inputs(recipe: Recipe) -> str:
-    """A digest of what a lock is resolved from, and of nothing else in the recipe."""
+    """Return a digest of what a lock is resolved from, and of nothing else in the recipe."""
     bootstrap = recipe.base.bootstrap
     pins = {
         "platform": recipe.platform.name,
@@ -158,7 +158,7 @@ def inputs(recipe: Recipe) -> str:
         "python": recipe.python.model_dump(mode="json"),
         "triton": recipe.triton and recipe.triton.version,
         "sources": {name: one.model_dump(mode="json") for name, one in recipe.sources.items()},
-        "archives": {  # another address of the same file is another way to it, and no other pin
+        "archives": {  # without mirrors: another address of the same file is not another pin
             name: one.model_dump(mode="json", exclude={"mirrors"})
             for name, one in recipe.archives.items()
         },
@@ -168,12 +168,12 @@ def inputs(recipe: Recipe) -> str:
 
 
 def path_of(name: str, recipes: Path) -> Path:
-    """Where the lock is of a target, or of a target on a platform: `Recipe.name`."""
+    """Return the path of a lock, by `Recipe.name`: the target and its platform's suffix."""
     return recipes / "locks" / f"{name}.lock"
 
 
 def read(name: str, recipes: Path) -> Lock:
-    """The lock of that name as it lies there; `RequestError` where it is absent or broken."""
+    """Read a lock, without regard to its recipe; `RequestError` if it is absent or broken."""
     path = path_of(name, recipes)
     again = f"sqshforge lock {name.partition('.')[0]}"
     try:
@@ -188,7 +188,7 @@ def read(name: str, recipes: Path) -> Lock:
 
 
 def earlier(name: str, recipes: Path) -> Lock | None:
-    """The lock of that name, to keep what still holds of it; None for none or a broken one."""
+    """Read an earlier lock, to keep what still holds; None if it is absent or broken."""
     try:
         return read(name, recipes)
     except RequestError:
@@ -196,10 +196,11 @@ def earlier(name: str, recipes: Path) -> Lock | None:
 
 
 def inherited(recipe: Recipe, recipes: Path) -> Lock | None:
-    """The lock that a recipe's starts from.
+    """Return the lock from which a recipe's own lock starts, if there is one.
 
-    It is that of the same target on the default platform, so that platforms differ where they must;
-    else that of the nearest recipe that this one extends and that has one.
+    For a platform other than the default, it is the same target's lock for the default platform, so
+    that platforms differ only where they must. Failing that, it is the lock of the nearest recipe
+    that this one extends and that has a lock for the platform.
     """
     suffix = recipe.platform.suffix
     names = [recipe.target] if suffix else []
@@ -209,9 +210,9 @@ def inherited(recipe: Recipe, recipes: Path) -> Lock | None:
 
 
 def changes(before: Lock | None, now: Lock) -> list[str]:
-    """What a new lock says otherwise, in a few words each.
+    """Describe each difference between two locks in a few words.
 
-    Versions of Debian packages are noted and not pinned, so that they are no change.
+    Versions of Debian packages are recorded but not pinned, so they do not count.
     """
     if before is None:
         return ["there was no lock"]
@@ -224,7 +225,7 @@ def changes(before: Lock | None, now: Lock) -> list[str]:
 
 
 def _packages(before: Lock, now: Lock) -> list[str]:
-    """Which Python packages changed."""
+    """Describe the change of each Python package that differs."""
 
     def versions(lock: Lock) -> dict[str, LockedPackage]:
         python = lock.python
@@ -243,11 +244,11 @@ def _change(name: str, old: LockedPackage | None, new: LockedPackage | None) -> 
 
 
 def set_by_hand(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
-    """A recipe's lock for the same recipe with other parameters.
+    """Return a recipe's lock adapted to `wanted`, the same recipe with other parameters.
 
-    Another region or account serves the same image, so that its digest holds; another tag is
-    another image, and nothing is known of it. For another Python the locked packages are taken as
-    they are, and that is reported: what they need there was not resolved.
+    Another region or account serves the same image, so its digest holds; another tag is another
+    image, whose digest is not known. For another Python the locked packages are kept, and
+    `unlocked` says that their dependencies were not resolved for it.
     """
     lock = _with_other_tags(lock, recipe, wanted)
     version = wanted.python.version
@@ -259,7 +260,7 @@ def set_by_hand(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
 
 
 def _with_other_tags(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
-    """The lock without the digests of images whose tags are others now."""
+    """Return the lock without the digests of images whose tags differ in `wanted`."""
     images = {"base": wanted.base.image, "compiler": wanted.base.compiler}
     for key, image in images.items():
         if image is None or wanted.tagged(image) == recipe.tagged(image):
@@ -272,7 +273,7 @@ def _with_other_tags(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
 
 
 def load(recipe: Recipe, recipes: Path) -> Lock:
-    """The recipe's lock; `RequestError` where it is absent, broken or of other pins."""
+    """Read a recipe's lock; `RequestError` if it is absent, broken or made from other pins."""
     lock = read(recipe.name, recipes)
     if lock.inputs != inputs(recipe):
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Python packages resolved by uv, for the recipe's own Python and platform, with their hashes."""
+"""Resolve Python packages with uv, for the recipe's own Python and platform, with their hashes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sqshforge.network.mirrors import Mirrors, bare
 from sqshforge.platforms import Platform
 from sqshforge.recipe import Recipe, normalize
 
-NEWEST_GLIBC = 28  # 2.28, which the systems of all images have
-# What uv says of an index that it could not ask.
+NEWEST_GLIBC = 28  # wheels may need up to glibc 2.28, which the systems of all images have
+# How uv reports an index that it could not query.
 SILENT = re.compile("Failed to fetch|could not be queried|401 Unauthorized|403 Forbidden")
 
 
 @dataclass(frozen=True)
 class Found:
-    """Packages from the indexes of pip's configuration, those that are bound, and what is open."""
+    """Packages from pip's own indexes, packages bound to other indexes, and what is unlocked."""
 
     packages: tuple[LockedPackage, ...]
     bound: tuple[LockedIndex, ...] = ()
@@ -34,7 +34,7 @@ class Found:
 
 @dataclass(frozen=True)
 class VendorIndex:
-    """An index that goes before pip's own: for every name that it has, or for some names only."""
+    """An index that precedes pip's own, for every name that it has or only for those in `only`."""
 
     url: str
     only: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ class VendorIndex:
 
 @dataclass(frozen=True)
 class Resolver:
-    """Asks uv, with the indexes and certificates that pip on this machine is configured with.
+    """Calls uv with the indexes and certificates that pip on this machine is configured with.
 
-    `known` are packages of earlier locks: a version that still fits stays, so that a lock changes
-    with its recipe and not with every release of what the recipe does not name. What the first lock
-    has goes before what the next one has.
+    `known` holds the packages of earlier locks, of which the first takes precedence. A version that
+    still fits is kept, so that a lock changes with its recipe and not with every release of a
+    package that the recipe does not name.
     """
 
     recipe: Recipe
@@ -56,11 +56,12 @@ class Resolver:
     known: Sequence[Sequence[LockedPackage]] = ()
 
     def resolve(self, wanted: Sequence[str]) -> tuple[LockedPackage, ...]:
-        """Requirements and all that they need in turn.
+        """Resolve requirements and all their dependencies.
 
-        Indexes in folders of this machine are asked only where the others do not have everything:
-        they would hide the files, and so the hashes, that other machines are going to get.
-        Raises `WorkError` for what no index has.
+        Indexes in local folders are used only if the others do not have everything: they would hide
+        the files, and so the hashes, that other machines get. Raises `WorkError` if the
+        requirements cannot be resolved, `MissingError` if an index does not answer or has no
+        hashes.
         """
         if not wanted:
             return ()
@@ -79,12 +80,12 @@ class Resolver:
         return packages
 
     def everything(self) -> Found:
-        """All that the recipe's Python needs, with what one index alone may give.
+        """Resolve all that the recipe's Python needs, including packages bound to an index.
 
         Such an index is asked first, and a name that it has is taken from no other: others carry
-        placeholders under these names. One that is `named_only` is asked for nothing else. Where
-        it does not answer, its pins stay without hashes and are reported. Raises `WorkError` for
-        what no index has, and where a bound name would come from elsewhere.
+        placeholders under these names. If it is `named_only`, it is asked for nothing but its
+        packages. If it does not answer, its pins stay without hashes and are listed in `unlocked`.
+        Raises the errors of `resolve`, and `WorkError` if a bound name would come from elsewhere.
         """
         wanted = self.recipe.packages()
         indexes = self.recipe.python.indexes
@@ -113,7 +114,7 @@ class Resolver:
         return Found(self.resolve(wanted), locked, unlocked)
 
     def _divided(self, said: str, urls: Mapping[str, str]) -> Found:
-        """Packages by the index that gives them."""
+        """Divide the packages in uv's output by the index that they come from."""
         origins = parse_origins(said)
         packages = parse_compiled(said)
         of = {
@@ -130,7 +131,7 @@ class Resolver:
         return Found(others, locked)
 
     def _refuse_strays(self, packages: Iterable[LockedPackage]) -> None:
-        """Nothing that is bound to an index may have come in by what others need."""
+        """Raise `WorkError` if a package that is bound to an index came from another index."""
         strays = sorted({package.name for package in packages} & self.recipe.python.bound())
         if strays:
             raise WorkError(
@@ -175,10 +176,10 @@ class Resolver:
     def _compile(
         self, wanted: Sequence[str], pip: Pip, first: Sequence[VendorIndex] = ()
     ) -> Result:
-        """Let uv resolve; of the indexes in `first`, each keeps the names that it has.
+        """Resolve with uv; a name that an index in `first` has is taken from no other.
 
-        Of two known versions uv takes the newer one. So it is given one of each package, and asked
-        again where that does not fit and another is known.
+        Of two known versions uv would take the newer one. So it is given one of each package, and
+        called again if that does not fit and another is known.
         """
         locks = [{one.name: one for one in lock} for lock in self.known]
         while True:
@@ -199,7 +200,7 @@ class Resolver:
         first: Sequence[VendorIndex],
         known: Iterable[LockedPackage],
     ) -> Result:
-        """One call of uv, which keeps the known versions that fit."""
+        """Call uv once; it keeps the known versions that fit."""
         argv = [*uv_compile(self.recipe), "--generate-hashes", "--emit-index-annotation"]
         argv += ["--python-platform", uv_platform(self.recipe.platform)]
         argv += uv_indexes(pip, first)
@@ -214,22 +215,22 @@ class Resolver:
 
 
 def uv_platform(platform: Platform) -> str:
-    """What uv resolves for: the processor, and the newest wheels that are taken."""
+    """Return the platform for uv: the processor, and the newest glibc that wheels may need."""
     return f"{platform.machine}-manylinux_2_{NEWEST_GLIBC}"
 
 
 def uv_compile(recipe: Recipe) -> list[str]:
-    """How uv is called to resolve packages for a recipe's Python, from wheels but for the built."""
+    """Return uv's command to resolve for a recipe's Python: from wheels, except for `built`."""
     python = recipe.python
     argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet"]
     argv += ["--no-annotate", "--no-header", "--only-binary", ":all:"]
     argv += [word for one in python.built for word in ("--no-binary", normalize(one.package))]
-    # Nothing is built with it; uv would download the Python of that version.
+    # Nothing is built with this Python; without --python, uv would download one of that version.
     return [*argv, "--python", sys.executable, "--python-version", python.version]
 
 
 def vendor_indexes(recipe: Recipe, mirrors: Mirrors) -> tuple[VendorIndex, ...]:
-    """The indexes of a recipe, at the addresses that this machine has for them."""
+    """Return the indexes that a recipe names, at this machine's mirrors."""
     return tuple(
         VendorIndex(
             mirrors.index(index.url),
@@ -242,10 +243,10 @@ def vendor_indexes(recipe: Recipe, mirrors: Mirrors) -> tuple[VendorIndex, ...]:
 def uv_question(
     place: Path, recipe: Recipe, wanted: Sequence[str], first: Sequence[VendorIndex] = ()
 ) -> Path:
-    """Write what uv is asked for into a folder; the file.
+    """Write the requirements for uv to a file in `place`, and return it.
 
-    It is a pyproject.toml where an index may give some names only: no option of uv's command line
-    says that.
+    It is a pyproject.toml if an index may provide only some names: uv's command line has no option
+    for that.
     """
     if not any(index.only for index in first):
         path = place / "wanted.in"
@@ -266,16 +267,19 @@ def uv_question(
 
 
 def uv_indexes(pip: Pip, first: Sequence[VendorIndex] = ()) -> list[str]:
-    """The indexes of pip's configuration for uv; of those in `first`, each keeps its names."""
+    """Return uv's options for the indexes in `first` without `only`, followed by pip's own.
+
+    If there are such, uv takes each name from the first index that has it.
+    """
     whole = [index.url for index in first if not index.only]
     words = [word for url in whole for word in ("--index", url)]
     return words + pip.for_uv("first-index" if whole else "unsafe-best-match")
 
 
 def metadata(recipe: Recipe) -> str:
-    """What compiled packages need, as uv's configuration: their own metadata cannot be asked.
+    """Return uv configuration with the needs of compiled packages: uv cannot read their metadata.
 
-    Their setup.py imports torch, which is not there while resolving.
+    Their setup.py imports torch, which is not installed while resolving.
     """
     tables = []
     for one in recipe.python.built:
@@ -290,7 +294,7 @@ def metadata(recipe: Recipe) -> str:
 
 
 def parse_compiled(text: str) -> tuple[LockedPackage, ...]:
-    """Read what `uv pip compile --generate-hashes` prints."""
+    """Parse the output of `uv pip compile --generate-hashes`; the packages are sorted by name."""
     joined = re.sub(r"\\\n\s*", "", text)
     packages = []
     for line in joined.splitlines():
@@ -303,7 +307,7 @@ def parse_compiled(text: str) -> tuple[LockedPackage, ...]:
 
 
 def parse_origins(text: str) -> dict[str, str]:
-    """Which index each package comes from, by what `--emit-index-annotation` prints."""
+    """Return the index of each package, from what uv prints with `--emit-index-annotation`."""
     found = {}
     name = ""
     for line in text.splitlines():
@@ -317,12 +321,12 @@ def parse_origins(text: str) -> dict[str, str]:
 
 
 def is_silent(url: str, said: str) -> bool:
-    """Whether uv says that an index could not be asked; that it lacks something is no silence."""
+    """Whether uv reports that it could not query an index, which is not that it lacks something."""
     return any(SILENT.search(line) for line in said.splitlines() if _address(url) in line)
 
 
 def _address(url: str) -> str:
-    """An index's address as uv names it."""
+    """Return an index's address as uv prints it."""
     return bare(url).rstrip("/")
 
 

@@ -1,4 +1,4 @@
-"""A recipe resolved: everything that it names, as exactly as this machine can find out."""
+"""Resolve a recipe: find out the exact content of its pins, as far as this machine can."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from sqshforge.recipe import Recipe, Source, normalize
 def debian_versions(
     suite: str, packages: Sequence[str], platform: Platform, programs: Programs
 ) -> LockedApt | str:
-    """Packages and all that they need, as the suite has them; why not, where it is not at hand."""
+    """Return a suite's versions of packages and all dependencies, or why they are not known."""
     sources = apt_sources(suite, programs)
     if not sources:
         return f"this machine has no archive of {suite}"
@@ -59,9 +59,9 @@ def debian_versions(
 
 @contextmanager
 def apt_of(sources: Sequence[str], platform: Platform) -> Iterator[Callable[[str], list[str]]]:
-    """How apt's programs are called with these sources, in folders of their own, for a block.
+    """Yield a function that returns the command line of an apt program with these sources alone.
 
-    Neither root's rights nor this machine's state are used.
+    apt works in temporary folders: it needs no root, and does not use this machine's state.
     """
     with temporary.folder("apt") as folder:
         for place in ("state/lists/partial", "cache/archives/partial", "parts"):
@@ -84,7 +84,7 @@ def apt_of(sources: Sequence[str], platform: Platform) -> Iterator[Callable[[str
 
 
 def locked_patches(recipe: Recipe, patches: Path) -> tuple[LockedPatch, ...]:
-    """The patches that a recipe names, each with its sum and that of the file it makes."""
+    """Return a recipe's patches, each with its checksum and that of the patched file."""
     return tuple(
         _patch(patches / file, file, of)
         for of, files in sorted(recipe.patches.items())
@@ -93,7 +93,7 @@ def locked_patches(recipe: Recipe, patches: Path) -> tuple[LockedPatch, ...]:
 
 
 def _patch(path: Path, file: str, of: str) -> LockedPatch:
-    """One patch; `RequestError` for one that is absent or does not say what it makes."""
+    """Read a patch; `RequestError` if it is absent, changes several files or lacks `After:`."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -117,9 +117,10 @@ def _patch(path: Path, file: str, of: str) -> LockedPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What resolves a lock, and what it starts from.
+    """What `resolve` works with.
 
-    `parent` is the lock of what the recipe extends, `before` the target's own until now.
+    `parent` is the lock from which the new one starts (`inherited`), `before` the target's own lock
+    so far.
     """
 
     project: Project
@@ -135,10 +136,11 @@ class Asked:
 def resolve(recipe: Recipe, asked: Asked) -> Lock:
     """Resolve all pins of a recipe.
 
-    What a recipe extends gives its lock's value for the very same pin, and the versions of packages
-    where they fit. What does not answer keeps the value that an earlier lock has for that pin;
-    where there is none, it is listed in `unlocked`. Raises `WorkError` where Python packages do not
-    fit.
+    A pin that `asked.parent` also has gets its value from there; the versions of its Python
+    packages are kept if they fit. If a source does not answer, its pin keeps the value from
+    `asked.before`, else it is listed in `unlocked`. Raises `WorkError` if the Python packages
+    cannot be resolved, `MissingError` if their index does not answer, and `RequestError` for a
+    wrong patch.
     """
     open_: list[str] = []
     base = _image(recipe, recipe.base.image, "base image", asked, open_)
@@ -158,7 +160,10 @@ def resolve(recipe: Recipe, asked: Asked) -> Lock:
 
 
 def _image(recipe: Recipe, image: str, what: str, asked: Asked, open_: list[str]) -> LockedImage:
-    """The digest behind a tag: the parent's, else that of the first address which has one."""
+    """Find a tag's digest: the parent's, else that at the first address with one, else the old one.
+
+    If there is none, the reason is added to `open_`.
+    """
     name = recipe.tagged(image)
     digest = _digest(asked.parent, name)
     answers: list[Answer] = []
@@ -176,7 +181,7 @@ def _image(recipe: Recipe, image: str, what: str, asked: Asked, open_: list[str]
 
 
 def _digest(lock: Lock | None, name: str) -> str | None:
-    """What a lock has for an image."""
+    """Return the digest that a lock has for an image, if any."""
     images = (lock.base, lock.compiler) if lock else ()
     return next((one.digest for one in images if one and one.image == name), None)
 
@@ -222,7 +227,7 @@ def _python(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedPython:
 
 
 def _packages(lock: Lock) -> tuple[LockedPackage, ...]:
-    """All that a lock has for the image's Python."""
+    """Return all packages that a lock has for the image's Python."""
     return (*lock.python.packages, *lock.python.built, *lock.python.of_indexes())
 
 
@@ -243,14 +248,17 @@ def _source(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locked
 
 
 def _commit(lock: Lock | None, name: str, source: Source) -> str | None:
-    """What a lock has for a source at a tag or branch."""
+    """Return the commit that a lock has for the same tag or branch of a source, if any."""
     pin = (name, source.git, source.ref)
     known = lock.sources if lock else ()
     return next((one.commit for one in known if (one.name, one.git, one.ref) == pin), None)
 
 
 def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> LockedArchive:
-    """An archive's sum: the recipe's, an earlier lock's, else that of what its host gives now."""
+    """Find an archive's checksum: the recipe's, an earlier lock's, else by downloading it.
+
+    If there is none, the reason is added to `open_`.
+    """
     archive = recipe.archives[name]
     known = [one for lock in (asked.parent, asked.before) if lock for one in lock.archives]
     same = (one.sha256 for one in known if (one.name, one.url) == (name, archive.url))
@@ -259,7 +267,7 @@ def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locke
         try:
             addresses = [asked.mirrors.source(one) for one in archive.addresses]
             with (
-                # Not where builds have theirs: of that name may lie what another address gave.
+                # Not where builds keep theirs: that may hold another address's file of this name.
                 temporary.folder("archive") as folder,
                 asked.reporter.track(f"archive {archive.file}") as tracker,
             ):
