@@ -15,7 +15,7 @@ from sqshforge.network.mirrors import Mirrors
 from sqshforge.network.registries import TIMEOUT, Answer, Registries, State, host_of, pinned
 from sqshforge.recipe import Recipe
 
-AT_ONCE = 8  # images asked for at the same time: almost all of the time is waiting
+AT_ONCE = 8  # images asked for at the same time: most of the time is spent waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def _at(answer: Answer, image: str) -> str:
 
 
 def _unasked(silent: Sequence[tuple[str, str]]) -> list[Remark]:
-    """Return one remark on all images for which no registry answered: (image, reason) pairs."""
+    """Return a single remark on all images for which no registry answered, if there are any."""
     if not silent:
         return []
     image, reason = silent[0]

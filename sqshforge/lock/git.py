@@ -27,7 +27,7 @@ PLAIN |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 
 
 def commit_of(url: str, ref: str, programs: Programs, ca: Path | None = None) -> str | None:
-    """Return the commit of a tag or branch; empty if there is neither, None without an answer.
+    """Return the commit of a tag or branch: empty if there is none, None if the host is silent.
 
     `ca` is the file of the certificates that this machine trusts: git does not look for it in the
     places where other programs do.
@@ -93,7 +93,7 @@ def snapshot(
 
 
 def _environment(url: str, programs: Programs, ca: Path | None) -> Mapping[str, str]:
-    """Return git's environment: it includes `ca` unless git's own settings name certificates."""
+    """Return git's environment, with `ca` for https unless git's own settings name certificates."""
     if ca is None or os.environ.get("GIT_SSL_CAINFO") or not url.startswith("https:"):
         return QUIET
     own = programs.attempt(["git", "config", "--get-urlmatch", "http.sslCAInfo", url])

@@ -173,7 +173,7 @@ def path_of(name: str, recipes: Path) -> Path:
 
 
 def read(name: str, recipes: Path) -> Lock:
-    """Read a lock, without regard to its recipe; `RequestError` if it is absent or broken."""
+    """Read a lock without comparing it to its recipe; `RequestError` if it is absent or broken."""
     path = path_of(name, recipes)
     again = f"sqshforge lock {name.partition('.')[0]}"
     try:

@@ -220,7 +220,7 @@ def uv_platform(platform: Platform) -> str:
 
 
 def uv_compile(recipe: Recipe) -> list[str]:
-    """Return uv's command to resolve for a recipe's Python: from wheels, except for `built`."""
+    """Return uv's command to resolve for a recipe's Python: wheels only, except for `built`."""
     python = recipe.python
     argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet"]
     argv += ["--no-annotate", "--no-header", "--only-binary", ":all:"]
@@ -321,7 +321,7 @@ def parse_origins(text: str) -> dict[str, str]:
 
 
 def is_silent(url: str, said: str) -> bool:
-    """Whether uv reports that it could not query an index, which is not that it lacks something."""
+    """Whether uv reports that it could not query the index, rather than found nothing in it."""
     return any(SILENT.search(line) for line in said.splitlines() if _address(url) in line)
 
 

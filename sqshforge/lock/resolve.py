@@ -139,8 +139,8 @@ def resolve(recipe: Recipe, asked: Asked) -> Lock:
     A pin that `asked.parent` also has gets its value from there; the versions of its Python
     packages are kept if they fit. If a source does not answer, its pin keeps the value from
     `asked.before`, else it is listed in `unlocked`. Raises `WorkError` if the Python packages
-    cannot be resolved, `MissingError` if their index does not answer, and `RequestError` for a
-    wrong patch.
+    cannot be resolved, `MissingError` if their index does not answer, and `RequestError` for an
+    invalid patch.
     """
     open_: list[str] = []
     base = _image(recipe, recipe.base.image, "base image", asked, open_)
@@ -160,7 +160,7 @@ def resolve(recipe: Recipe, asked: Asked) -> Lock:
 
 
 def _image(recipe: Recipe, image: str, what: str, asked: Asked, open_: list[str]) -> LockedImage:
-    """Find a tag's digest: the parent's, else that at the first address with one, else the old one.
+    """Find a tag's digest: the parent's, else the first from an address, else the earlier lock's.
 
     If there is none, the reason is added to `open_`.
     """
