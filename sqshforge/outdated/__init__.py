@@ -1,4 +1,4 @@
-"""What the pins of a recipe have newer, and what holds them back."""
+"""Find newer versions of a recipe's pins, and what holds them back."""
 
 from sqshforge.outdated.pins import Pin, counts, require_answers, table
 from sqshforge.outdated.survey import Hosts, survey

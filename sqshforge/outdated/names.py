@@ -1,4 +1,4 @@
-"""What names and texts tell: the newest of many tags, a resolver's reason, a recipe's comments."""
+"""Read names and texts: the newest of many tags, a resolver's reason, a recipe's comments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from sqshforge.recipe import normalize
 
-LONGEST = 300  # characters of a resolver's reason
+LONGEST = 300  # most characters shown of a resolver's reason
 PYTHONS = range(6, 40)  # minor versions of Python 3 that a marker is tried with
 LINUX = {"sys_platform": "linux", "os_name": "posix"}
 
@@ -21,18 +21,18 @@ Comments = Mapping[tuple[tuple[str, ...], str], str]
 
 @dataclass(frozen=True)
 class Offer:
-    """A version that an index has; `python` is the lowest that takes it, where that is another."""
+    """A version in an index; `python` is the lowest that takes it, empty for the recipe's own."""
 
     version: str
     python: str = ""
 
 
 def newest(pinned: str, names: Iterable[str]) -> str:
-    """The newest of a repository's tags, an image's tags or branches that is named as `pinned` is.
+    """Return the newest of a repository's or image's tags or branches that is named like `pinned`.
 
-    Names are versions after the same beginning, as v2.3.0 is for v2.2.0.post1. Where `pinned` is
-    none, they differ from it in numbers alone: v1.10.0-aws for v1.9.1-aws. Pre-releases count only
-    for a pin that is one. `pinned` itself where none is newer.
+    Such names are versions after the same prefix, such as v2.3.0 for v2.2.0.post1. If `pinned` is
+    not a version, they differ from it only in numbers, such as v1.10.0-aws for v1.9.1-aws.
+    Pre-releases count only if the pin is one. If none is newer, `pinned` itself is returned.
     """
     begin, version = _parted(pinned)
     if version is None:
@@ -48,7 +48,7 @@ def newest(pinned: str, names: Iterable[str]) -> str:
 
 
 def _parted(name: str) -> tuple[str, Version | None]:
-    """What stands before a name's first digit, and the version that the rest is."""
+    """Split a name before its first digit; the rest is a version, or None if it is not one."""
     begin, digits, rest = re.fullmatch(r"(\D*)(\d?)(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
     try:
         return begin, Version(digits + rest)
@@ -65,10 +65,10 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 
 def parse_offers(text: str, python: str, machine: str) -> dict[str, tuple[Offer, ...]]:
-    """Read what `uv pip compile --universal` prints: per package, the newest for each Python.
+    """Parse the output of `uv pip compile --universal`: each package's newest for each Python.
 
     `python` is the recipe's, such as "3.10", and `machine` its processor's name. Versions that no
-    Python on that machine's Linux takes are left out.
+    Python from there on takes, on Linux with that processor, are left out.
     """
     found: dict[str, tuple[Offer, ...]] = {}
     for line in text.splitlines():
@@ -83,7 +83,10 @@ def parse_offers(text: str, python: str, machine: str) -> dict[str, tuple[Offer,
 
 
 def _lowest_python(marker: str, python: str, machine: str) -> str | None:
-    """The lowest Python from the recipe's on that a marker holds for; empty for its own."""
+    """Return the lowest Python for which a marker holds, from the recipe's on.
+
+    Empty for the recipe's own; None if there is none.
+    """
     own = int(python.partition(".")[2])
     for minor in PYTHONS:
         version = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.0"}
@@ -94,7 +97,7 @@ def _lowest_python(marker: str, python: str, machine: str) -> str | None:
 
 
 def reason(said: str, tried: str) -> str:
-    """Why uv could not take the requirement `tried`, in its own words: the first that it names."""
+    """Extract why uv rejected the requirement `tried`: the first reason that it gives."""
     said = re.sub("{[^{}]*}", "", said)  # markers
     text = " ".join(re.sub("[×╰─▶│]", " ", said).split())  # noqa: RUF001
     found = re.search(r"Because (.+?)(?:, we can conclude|\. |\.$|$)", text)
@@ -105,9 +108,9 @@ def reason(said: str, tried: str) -> str:
 
 
 def comments(text: str) -> dict[tuple[tuple[str, ...], str], str]:
-    """The comments beside a recipe's values: its keys and the value, to the comment.
+    """Return the comments beside a recipe's values, by a value's keys and the value itself.
 
-    The keys of an entry of a list are the list's.
+    The entries of a list have the keys of the list.
     """
     lines = text.splitlines()
     found: dict[tuple[tuple[str, ...], str], str] = {}

@@ -1,4 +1,4 @@
-"""Python packages: uv is asked what the indexes have, and what fits beside the other pins."""
+"""Python packages: ask uv what the indexes have, and what fits with the other pins."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ Offers = Mapping[str, tuple[Offer, ...]]
 
 @dataclass(frozen=True)
 class Together:
-    """Pins that must fit beside each other; `bound` are those of one index alone."""
+    """Pins that must fit together; `built` names the packages that are compiled."""
 
-    key: tuple[str, ...]  # where they stand in the recipe
+    key: tuple[str, ...]  # where they are in the recipe
     pins: tuple[str, ...]
     built: frozenset[str] = frozenset()
 
     def with_other(self, name: str, wanted: str) -> list[str]:
-        """All of them, with another requirement in place of one package's."""
+        """Return all the pins, with `wanted` in place of one package's."""
         return [wanted if normalize(one) == name else one for one in self.pins]
 
 
 @dataclass(frozen=True)
 class Packages:
-    """Asks about one recipe's packages, as `sqshforge lock` does.
+    """Looks up one recipe's packages, in the same indexes as `sqshforge lock`.
 
-    `known` keeps what was answered, so that targets that share pins ask once.
+    `known` keeps uv's answers, so that targets that share pins ask only once.
     """
 
     recipe: Recipe
@@ -58,7 +58,7 @@ class Packages:
     known: dict[tuple[object, ...], Result] = field(default_factory=dict)
 
     def pins(self) -> list[Pin]:
-        """Every package that the recipe pins, with what is newer."""
+        """Return every package that the recipe pins, with what is newer."""
         python = self.recipe.python
         built = frozenset(normalize(one.package) for one in python.built)
         groups = [
@@ -74,7 +74,7 @@ class Packages:
         return found
 
     def _bound(self) -> list[Pin]:
-        """Packages that one index alone gives: it is asked and no other."""
+        """Look up the packages that only one index may provide, each in that index alone."""
         found = []
         for name, index in self.recipe.python.indexes.items():
             address = self.mirrors.index(index.url)
@@ -90,7 +90,10 @@ class Packages:
         return found
 
     def _group(self, group: Together, unknown: str, main: bool) -> list[Pin]:
-        """The pins of one group; `unknown` says why it is not known what fits."""
+        """Look up the pins of one group; `unknown`, if not empty, says why what fits is not known.
+
+        `main`: these are the image's packages, which must also fit with the bound ones.
+        """
         python = self.recipe.python
         pins = [self._pin(one, group.key) for one in group.pins]
         offers = self._offers(group.pins, self.pip)
@@ -121,7 +124,11 @@ class Packages:
         first: Sequence[VendorIndex],
         unknown: str,
     ) -> Pin:
-        """A pin with the newest that fits beside the others, and what holds back a newer one."""
+        """Return a pin with the newest that fits with the others, and what holds back a newer one.
+
+        `pip` is the configuration with which the pins resolve; None if there is none, and `unknown`
+        says why.
+        """
         held = [*pin.held_by, *self._patches(pin.name)]
         wanted = candidate(pin, offers)
         if wanted is None:
@@ -148,8 +155,8 @@ class Packages:
         return replace(pin, fits=versions.get(pin.name), held_by=tuple(held))
 
     def _pin(self, wanted: str, key: tuple[str, ...]) -> Pin:
-        """A requirement of the recipe as a pin, of which nothing is known yet."""
-        keys = (key, (*key[:-1], "built", "package"))  # a compiled one stands there
+        """Return a requirement of the recipe as a pin, about which nothing is known yet."""
+        keys = (key, (*key[:-1], "built", "package"))  # the latter if the package is compiled
         said = next(
             (self.comments[one, wanted] for one in keys if (one, wanted) in self.comments), ""
         )
@@ -162,16 +169,17 @@ class Packages:
         )
 
     def _patches(self, name: str) -> list[str]:
-        """The patches that are for the pinned version of a package."""
+        """Return a remark on each patch that is for the pinned version of a package."""
         sources = {normalize(one.package): one.source for one in self.recipe.python.built}
         keys = dict.fromkeys(filter(None, (name, sources.get(name))))
         files = [file for key in keys for file in self.recipe.patches.get(key, ())]
         return [f"its patch is for this version: {file}" for file in files]
 
     def _offers(self, pins: Sequence[str], pip: Pip) -> Offers | None:
-        """The newest of each package for each Python from the recipe's on; None in silence.
+        """Return each package's newest versions, for each Python from the recipe's on.
 
-        Indexes in folders of this machine hide files of others: they are asked for the rest alone.
+        Indexes in local folders hide files of others, so they are asked only for what is missing.
+        None if an index does not answer.
         """
         found = self._offered(pins, pip.without_local_indexes())
         rest = [one for one in pins if found is not None and normalize(one) not in found]
@@ -180,9 +188,9 @@ class Packages:
         return found
 
     def _offered(self, pins: Sequence[str], pip: Pip) -> Offers | None:
-        """What one configuration of pip offers.
+        """Return what one configuration of pip offers; None if an index does not answer.
 
-        A name that no index has would leave uv without an answer for any: then each is asked alone.
+        If no index has one of the names, uv gives no answer for any: then each is asked alone.
         """
         if not pins:
             return {}
@@ -200,10 +208,9 @@ class Packages:
         return None if None in each else {k: v for one in each if one for k, v in one.items()}
 
     def _pip_for(self, group: Together, first: Sequence[VendorIndex]) -> Pip | None:
-        """The configuration by which the pins resolve: that of other machines, else this one's.
+        """Return the configuration with which the pins resolve; None if they do not as they are.
 
-        As in a lock, indexes in folders of this machine are asked only where the others lack
-        something. None where the pins as they are do not resolve.
+        As in a lock, indexes in local folders are used only if the others lack something.
         """
         for pip in dict.fromkeys((self.pip.without_local_indexes(), self.pip)):
             if self._fits(group.pins, pip, first).code == 0:
@@ -221,7 +228,7 @@ class Packages:
         *,
         universal: bool,
     ) -> Result:
-        """One call of uv: universal, for the names alone; else for all that they need in turn."""
+        """Call uv once: if `universal` for the names alone, else with all their dependencies."""
         argv = uv_compile(self.recipe)
         if universal:
             argv += ["--universal", "--no-deps"]
@@ -240,7 +247,7 @@ class Packages:
 
 
 def _no_metadata(recipe: Recipe) -> str:
-    """A configuration by which uv builds no compiled package to learn what that needs."""
+    """Return uv configuration by which compiled packages need nothing, so that uv builds none."""
     names = [normalize(one.package) for one in recipe.python.built]
     tables = (f"name = {json.dumps(name)}\nrequires-dist = []\n" for name in names)
     return "".join(f"[[dependency-metadata]]\n{one}" for one in tables)

@@ -1,4 +1,4 @@
-"""A pin and what is newer: judged from what was answered, and shown as a table."""
+"""Pins and what is newer: judge them by the answers of their sources, show them as a table."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Kind = Literal["package", "image", "source", "archive", "Debian"]
 class Pin:
     """One pin of a recipe, and what was found out about it.
 
-    `fits` is the newest that the other pins take, by their own metadata; none where that is not
-    known. `newest` is none where nobody was asked, and `silent` says why. `moved` tells that the
-    very same tag, branch or suite has other content than the lock.
+    `fits` is the newest version that the other pins allow, by their own metadata; None if that is
+    not known. `newest` is None if it could not be found out, and `silent` says why. `moved` says
+    that the same tag, branch or suite now has other content than in the lock.
     """
 
     target: str
@@ -44,18 +44,18 @@ class Pin:
         return "outdated" if self.moved or self.newest != self.pinned else "newest"
 
     def data(self) -> dict[str, Any]:
-        """All of it for JSON."""
+        """Return all fields and the state, for JSON."""
         return {**asdict(self), "state": self.state}
 
     def remarks(self) -> str:
-        """What a table says of it beside the versions."""
+        """Return what the table says beside the versions."""
         notes = [self.silent, self.moved, *self.held_by]
         notes += [f"# {self.comment}"] if self.comment and self.state == "outdated" else []
         return "; ".join(filter(None, notes))
 
 
 def judged(pin: Pin, offers: Sequence[Offer], python: str) -> Pin:
-    """A package's pin with the newest that there is, and whether another Python takes that."""
+    """Return a package's pin with the newest version, and whether that needs another Python."""
     if not offers:
         return replace(pin, silent="no index that was asked has it")
     top = max(offers, key=lambda one: Version(one.version))
@@ -66,20 +66,20 @@ def judged(pin: Pin, offers: Sequence[Offer], python: str) -> Pin:
 
 
 def candidate(pin: Pin, offers: Sequence[Offer]) -> str | None:
-    """The newest version above the pin that the recipe's own Python takes."""
+    """Return the newest version above the pin that the recipe's own Python takes, if any."""
     own = [one.version for one in offers if not one.python]
     top = max(own, key=Version, default=None)
     return top if top is not None and Version(top) > Version(pin.pinned) else None
 
 
 def is_other_build(pinned: str, version: str) -> bool:
-    """Whether the pin names a build of its own, as +cpu, and the version is not of that build."""
+    """Whether the pin is of a particular build, such as +cpu, and the version is not."""
     own = Version(pinned).local
     return own is not None and Version(version).local != own
 
 
 def counts(pins: Sequence[Pin]) -> str:
-    """How many pins there are of each state, in one line."""
+    """Return how many pins are in each state, as one line."""
     states = [pin.state for pin in pins]
     return (
         f"{len(pins)} pins: {states.count('newest')} newest, {states.count('outdated')} outdated, "
@@ -88,7 +88,7 @@ def counts(pins: Sequence[Pin]) -> str:
 
 
 def require_answers(pins: Sequence[Pin]) -> None:
-    """Raise `MissingError` where nobody at all has answered."""
+    """Raise `MissingError` if no source has answered."""
     if pins and all(pin.state == "not asked" for pin in pins):
         reasons = dict.fromkeys(pin.silent for pin in pins)
         raise MissingError(
@@ -98,7 +98,7 @@ def require_answers(pins: Sequence[Pin]) -> None:
 
 
 def table(pins: Sequence[Pin]) -> Table:
-    """What is not the newest, one row a pin; targets in which all is the same share a row."""
+    """Return a table of the pins that are not the newest; targets with the same row share it."""
     from rich.table import Table
 
     rows: dict[Pin, list[str]] = {}

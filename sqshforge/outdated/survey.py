@@ -1,4 +1,4 @@
-"""All pins of a recipe, each looked up at its source; a source that does not answer is named."""
+"""Look up all pins of a recipe at their sources; name each source that does not answer."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from sqshforge.platforms import Platform
 from sqshforge.recipe import Recipe
 from sqshforge.recipe.words import split_image
 
-AT_ONCE = 8  # hosts that are asked at the same time: most of the time they are waited for
-SHORT = 12  # characters of a commit or digest that are shown
+AT_ONCE = 8  # hosts asked at the same time: most of the time is spent waiting
+SHORT = 12  # characters shown of a commit or digest
 
 Answer = TypeVar("Answer")
 
 
 @dataclass
 class Hosts:
-    """The sources of pins, each asked once however many targets have the pin."""
+    """The sources of pins; each is asked only once, however many targets have the pin."""
 
     programs: Programs
     packages: dict[tuple[object, ...], Result] = field(default_factory=dict)
@@ -42,11 +42,11 @@ class Hosts:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def references(self, url: str, ca: Path | None) -> dict[str, str] | None:
-        """Tags and branches of a git repository; None where it does not answer."""
+        """Return the tags and branches of a git repository; None if it does not answer."""
         return self._once(("git", url), lambda: references(url, self.programs, ca))
 
     def tags(self, image: str) -> list[str] | None:
-        """All tags of an image's repository; None where its registry does not answer."""
+        """Return all tags of an image's repository; None if its registry does not answer."""
         name = split_image(image)[0]
         return self._once(("tags", name), lambda: _tags(name, self.programs))
 
@@ -69,10 +69,10 @@ def _tags(name: str, programs: Programs) -> list[str] | None:
 
 
 def survey(recipe: Recipe, asked: Asked, hosts: Hosts) -> list[Pin]:
-    """Every pin of a recipe with what is newer, in the recipe's order.
+    """Return every pin of a recipe with what is newer, in the recipe's order.
 
-    `asked.before` is the target's lock, to see what has moved since. Never fails for a source that
-    does not answer: its pins say so.
+    `asked.before` is the target's lock, to see what has moved since. A source that does not answer
+    is not an error: its pins say so.
     """
     said = _comments(recipe, asked)
     access.choose_login_file()
@@ -102,7 +102,7 @@ def survey(recipe: Recipe, asked: Asked, hosts: Hosts) -> list[Pin]:
 
 
 def _comments(recipe: Recipe, asked: Asked) -> Comments:
-    """What is said beside pins: the recipe's own words before those of what it extends."""
+    """Return the comments beside pins; the recipe's own win over those of recipes it extends."""
     folder = asked.project.recipes
     names = [recipe.target, *(one.target for one in recipes.ancestors(recipe, folder))]
     found: dict[tuple[tuple[str, ...], str], str] = {}
@@ -112,10 +112,10 @@ def _comments(recipe: Recipe, asked: Asked) -> Comments:
 
 
 def _image(recipe: Recipe, key: str, asked: Asked, hosts: Hosts, said: Comments) -> Pin:
-    """The base or the compiler: newer tags that are named alike, and whether its own moved."""
+    """Look up the base or compiler image: newer tags named alike, and whether its own moved."""
     image = getattr(recipe.base, key)
     name, tag = split_image(recipe.address(image))
-    tag = tag.removeprefix(":") or "latest"  # what registries are asked for without one
+    tag = tag.removeprefix(":") or "latest"  # the default in registries
     pin = Pin(
         target=recipe.target,
         kind="image",
@@ -126,7 +126,7 @@ def _image(recipe: Recipe, key: str, asked: Asked, hosts: Hosts, said: Comments)
     addresses = [asked.mirrors.image(one) for one in recipe.addresses(image)]
     if asked.programs.which("skopeo") is None:
         return replace(pin, silent="registries are asked through skopeo, which is not installed")
-    for address in addresses:  # those after the first that answers are its mirrors
+    for address in addresses:  # of the same repository, so that one answer is enough
         digest = hosts.registries.ask(address, asked.programs).digest
         tags = hosts.tags(address)
         if digest is not None or tags is not None:
@@ -145,7 +145,7 @@ def _locked_digest(lock: Lock | None, image: str) -> str:
 
 
 def _source(recipe: Recipe, name: str, asked: Asked, hosts: Hosts, said: Comments) -> Pin:
-    """A git source: newer tags or branches that are named alike, and whether its own moved."""
+    """Look up a git source: newer tags or branches named alike, and whether its own moved."""
     source = recipe.sources[name]
     pin = Pin(
         target=recipe.target,
@@ -188,7 +188,7 @@ def _short(digest: str | None) -> str:
 
 
 def _suite(recipe: Recipe, asked: Asked) -> list[Pin]:
-    """The Debian packages of a bootstrapped base, which are noted in the lock: all in one pin."""
+    """Look up the Debian packages that a lock records for a bootstrapped base: all in one pin."""
     base = recipe.base.bootstrap
     locked = asked.before.apt if asked.before else None
     if base is None or locked is None or locked.suite != base.suite:
@@ -210,11 +210,11 @@ def _suite(recipe: Recipe, asked: Asked) -> list[Pin]:
 
 
 def _vendor_packages(recipe: Recipe, asked: Asked, said: Comments) -> list[Pin]:
-    """Debian packages that are pinned to a version of a vendor's archive."""
+    """Look up the Debian packages that are pinned to a version in a vendor's archive."""
     found = []
     for name, source in recipe.apt_sources.items():
         wanted = {one.partition("=")[0]: one for one in source.packages if "=" in one}
-        # Nothing is installed from what is read here, so it needs no signature.
+        # Nothing is installed from this archive here, so its signature does not matter.
         line = f"deb [trusted=yes] {source.url} {source.suite} {source.component}"
         if asked.programs.which("apt-get") is None:
             newer, why = {}, "archives are asked through apt-get, which is not installed"
@@ -238,9 +238,9 @@ def _vendor_packages(recipe: Recipe, asked: Asked, said: Comments) -> list[Pin]:
 def _candidates(
     sources: Sequence[str], packages: Sequence[str], platform: Platform, programs: Programs
 ) -> dict[str, str] | None:
-    """The version of each package that apt would take from these sources; None if one is silent."""
+    """Return the version of each package that apt would take; None if a source does not answer."""
     with apt_of(sources, platform) as apt:
-        # Without it an update from a host that cannot be reached is a success.
+        # Without this setting, an update succeeds even if a host cannot be reached.
         update = [*apt("apt-get"), "-o", "APT::Update::Error-Mode=any", "update"]
         if programs.attempt(update).code != 0:
             return None
@@ -251,7 +251,7 @@ def _candidates(
 
 
 def _archives(recipe: Recipe, said: Comments) -> list[Pin]:
-    """Files that have a version in their name: no host tells which others it has."""
+    """Return a pin for each file with a digit in its name: no host lists other versions."""
     return [
         Pin(
             target=recipe.target,
