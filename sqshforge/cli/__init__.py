@@ -1,1 +1,1 @@
-"""The command line: the commands, and the way of a target from recipe to proven squash file."""
+"""The command line: the commands, and the steps from a recipe to a smoke-tested squash file."""

@@ -1,7 +1,7 @@
-"""What a shell offers at the Tab key: targets, profiles, engines, runs, files.
+"""Completion at the Tab key: targets, profiles, engines, runs, files.
 
-click speaks with bash, zsh and fish; commands, options and files it knows by itself. Each function
-gives what begins with the word that is being typed.
+click handles bash, zsh and fish, and completes commands, options and files by itself. Each function
+returns what begins with the word being typed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqshforge.errors import SqshforgeError
 
 
 def targets(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """The targets of this checkout; none where there is no checkout."""
+    """Complete the targets of this checkout; none without a checkout."""
     from sqshforge import project, recipe
 
     try:
@@ -25,31 +25,31 @@ def targets(ctx: click.Context, param: click.Parameter, word: str) -> list[Compl
 
 
 def targets_or_files(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """Targets, and files: bash offers those where no target begins so, zsh both."""
+    """Complete targets and files: bash offers files only if no target matches, zsh both."""
     return [*files(ctx, param, word), *targets(ctx, param, word)]
 
 
 def profiles(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """The profiles of packing."""
+    """Complete the profiles of packing."""
     from sqshforge.squash.mksquashfs import PROFILES
 
     return _beginning(PROFILES, word)
 
 
 def engines(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """The container engines."""
+    """Complete the engines."""
     from sqshforge.engine import NAMES
 
     return _beginning(NAMES, word)
 
 
 def files(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """Files and folders, which the shell itself finds."""
+    """Let the shell complete files and folders."""
     return [CompletionItem(word, type="file")]
 
 
 def folders(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """Folders, which the shell itself finds."""
+    """Let the shell complete folders."""
     return [CompletionItem(word, type="dir")]
 
 

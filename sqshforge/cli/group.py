@@ -1,4 +1,4 @@
-"""A group of commands: an unknown one is answered with the nearest, and no summary is cut."""
+"""A group of commands that suggests the nearest to an unknown one and shows whole summaries."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sqshforge.errors import RequestError
 
 
 class Commands(click.Group):
-    """A group whose help has each command's summary whole, over several lines where it must."""
+    """A group whose help shows each command's whole summary, on several lines if needed."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Take in a command; its summary is the first paragraph of its help.
+        """Add a command; its summary is the first paragraph of its help.
 
         click would cut that to one line, with dots at the end.
         """

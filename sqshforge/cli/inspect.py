@@ -1,4 +1,4 @@
-"""The commands that look at squash files: inspect, diff, verify, sign."""
+"""The commands that examine and sign squash files: inspect, diff, verify, sign."""
 
 from __future__ import annotations
 

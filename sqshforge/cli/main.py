@@ -1,4 +1,4 @@
-"""The command line: what every command has in common, from the first word to the exit code."""
+"""The entry point of the command line: all commands, their errors and exit codes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sqshforge.cli import inspect, squash, start, status, targets, trace
 from sqshforge.cli.group import Commands
 from sqshforge.errors import MissingError, SqshforgeError, shown
 
-# They import what they use when they are called: `sqshforge run`, which stands between Slurm and
-# a training process, starts fast.
+# Commands import what they use only when they are called, so that `sqshforge run`, which stands
+# between Slurm and a training process, starts fast.
 COMMANDS = (
     *targets.COMMANDS,
     *squash.COMMANDS,
@@ -46,12 +46,12 @@ for command in COMMANDS:
 
 
 def main() -> NoReturn:
-    """Entry point: domain errors become a few lines and their exit code, never a traceback."""
+    """Run the command line: domain errors become a few lines and an exit code, not a traceback."""
     for number in ENDING:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _terminated)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # whatever letters the terminal has
+        sys.stdout.reconfigure(errors="backslashreplace")  # whatever the terminal's encoding
     try:
         code = cli.main(standalone_mode=False)
     except SqshforgeError as error:
@@ -64,7 +64,7 @@ def main() -> NoReturn:
         click.echo("interrupted", err=True)
         code = 128 + signal.SIGINT
     except OSError as error:
-        # What a command foresees is a domain error; this is the disk or the system itself.
+        # Failures that a command expects are domain errors; this is the disk or the system itself.
         theirs = _denied(error)
         if theirs is not None:
             click.echo("\n".join(theirs.lines()), err=True)
@@ -73,14 +73,14 @@ def main() -> NoReturn:
         place = f"\n  where: {shown(name)}" if error.filename else ""
         click.echo(f"error: {error.strerror or error}{place}", err=True)
         code = MissingError.exit_code if error.errno in FULL else 1
-    # As it ends the interpreter would look through all modules for cycles: a seventh of the time
-    # that a short command takes.
+    # At its end, the interpreter would search all modules for reference cycles: a seventh of the
+    # time that a short command takes.
     gc.freeze()
     sys.exit(code)
 
 
 def _denied(error: OSError) -> SqshforgeError | None:
-    """What to say where another user's files in the checkout are in the way."""
+    """Return the error to show if another user's files in the checkout are in the way, if any."""
     from sqshforge import project
 
     try:
@@ -90,9 +90,10 @@ def _denied(error: OSError) -> SqshforgeError | None:
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave by way of every `finally`, so that nothing partial stays behind.
+    """Exit through every `finally`, so that nothing partial stays behind.
 
-    Another signal would cut that short: a terminal that closes sends SIGHUP, and so may its shell.
+    Further signals are ignored, as they would cut that short: a terminal that closes sends SIGHUP,
+    and its shell may send another.
     """
     for one in ENDING:
         if signal.getsignal(one) == _terminated:

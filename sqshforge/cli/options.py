@@ -1,4 +1,4 @@
-"""What several commands take."""
+"""Options that several commands share, and helpers for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAY = 86400  # seconds
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds from `least` to `most`, and not endless: by default to a day."""
+    """A finite number of seconds, from `least` to `most`; by default at most a day."""
 
     def __init__(self, least: float, most: float | None = DAY) -> None:
         super().__init__(min=least, max=most)
@@ -30,7 +30,7 @@ class Seconds(click.FloatRange):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):  # nan is outside of no range
+        if not math.isfinite(number):  # nan passes every check of a range
             self.fail(f"{value} is not a number of seconds.", param, ctx)
         return number
 
@@ -63,7 +63,7 @@ platform_option = click.option(
 def steps_of(
     engine: str | None, settings: tuple[str, ...] = (), platform: str | None = None
 ) -> Steps:
-    """The steps of this checkout with what a command was given."""
+    """Return the steps of this checkout, with the options that a command was given."""
     from sqshforge import project
     from sqshforge.cli.workflow import Steps
     from sqshforge.host.programs import Programs
@@ -85,9 +85,10 @@ def following(
     *,
     offline: bool = False,
 ) -> str:
-    """The command that goes on with the same image, by the same engine: make's `goal`.
+    """Return the command that continues with the same image and engine, with make's `goal`.
 
-    SET is split at blanks and read by make and a shell, so that not every setting goes through it.
+    make's SET is split at blanks and read by make and a shell. If a setting would not survive that,
+    the command is sqshforge's own.
     """
     from sqshforge.host import suggest
 
@@ -103,7 +104,7 @@ def following(
 
 
 def refuse_settings(settings: tuple[str, ...], platform: str | None, subject: str) -> None:
-    """Raise `RequestError` for --set and --platform on what is built already."""
+    """Raise `RequestError` if --set or --platform is given for something already built."""
     given = [f"--set {one}" for one in settings] + ([f"--platform {platform}"] if platform else [])
     if given:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The commands that make squash files, start them, spread them and clear what packing keeps."""
+"""The commands that pack, test, start and stage squash files, and the cache of bases."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def stage(
         place = staging.stage_everywhere(file, folder, limit, Programs(), Reporter(), tree=tree)
     else:
         place = staging.stage(file, folder, most, Reporter(), arrived, digest)
-    click.echo(os.fsencode(place))  # exact, whatever bytes it has
+    click.echo(os.fsencode(place))  # exact, even if it is not valid UTF-8
 
 
 @click.group(cls=Commands)

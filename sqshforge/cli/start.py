@@ -1,4 +1,4 @@
-"""The commands that a newcomer begins with: doctor, quickstart."""
+"""The commands to begin with: doctor, quickstart."""
 
 from __future__ import annotations
 

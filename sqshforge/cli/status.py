@@ -1,4 +1,4 @@
-"""The command that tells how far a job is: status."""
+"""The command that shows how far a job is: status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVERY = 5.0  # seconds
 @click.option(
     "--root",
     "given",
-    type=click.Path(readable=False, path_type=Path),  # another user's is passed over
+    type=click.Path(readable=False, path_type=Path),  # unreadable ones are skipped, not refused
     multiple=True,
     metavar="DIR",
     help="Where runs are [default: SQSHFORGE_RUNS, else checkpoints/ and the current folder].",
@@ -54,10 +54,10 @@ def status(
         raise RequestError("--json prints once and --watch repeatedly", fix="leave one out")
     below = find.roots(given, os.environ)
     found = find.one(what, below) if what else None
-    clocks: dict[int, Clock] = {}  # of each file system
+    clocks: dict[int, Clock] = {}  # by file system (st_dev)
 
     def seen(folder: Path) -> Status | None:
-        """None where somebody has removed it since it was found."""
+        """Return a run's status; None if the run was removed after it was found."""
         try:
             device = folder.stat().st_dev
             if device not in clocks:

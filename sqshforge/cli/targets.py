@@ -126,8 +126,8 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
         if platform in (None, one)
     ]
     if target and not wanted:
-        recipe.find(target, home.recipes, platform=platform)  # tells those that it has
-    # What others extend comes first: they start from its lock. So do those of other platforms.
+        recipe.find(target, home.recipes, platform=platform)  # its error lists the platforms
+    # A lock starts from that of the extended recipe or of the default platform: these come first.
     for what in sorted(
         wanted, key=lambda one: (len(recipe.ancestors(one, home.recipes)), one.platform.suffix)
     ):

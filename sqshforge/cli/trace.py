@@ -1,4 +1,4 @@
-"""The command that lists which files of an image a start reads: trace."""
+"""The command that lists the files of an image that a start reads: trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sqshforge.hot import HotList
 
-ENOUGH = 0.9  # of a list's lines: where fewer name a file, the list is to be written anew
+ENOUGH = 0.9  # share of a list's lines that must name a file, else it is to be written anew
 
 
 @click.command()
@@ -100,9 +100,9 @@ def trace(
 
 
 def _check(hot: HotList, place: Path, image: Path, again: Sequence[str | Path]) -> None:
-    """Tell how many lines name a file of an image; end with 1 where they are too few.
+    """Print how many lines name a file of an image; exit with 1 if they are too few.
 
-    `again` are the words that write such a list anew.
+    `again` is the subject and options of the trace command that writes the list anew.
     """
     from sqshforge.host import suggest
     from sqshforge.host.terminal import show_lines

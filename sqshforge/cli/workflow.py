@@ -1,4 +1,4 @@
-"""A target's way from recipe to proven sqsh, each step a no-op where nothing changed."""
+"""The steps from a recipe to a smoke-tested sqsh; each is a no-op if nothing changed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from sqshforge.squash import request
 from sqshforge.squash.cache import Cache
 
 DONE_BEFORE = "already done"
-TARGET = "io.sqshforge.target"  # a label that every image of ours has
+TARGET = "io.sqshforge.target"  # a label of every image built here
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one checkout, with the engine that was asked for (None: choose)."""
+    """The steps of one checkout, with the engine that was asked for (None: choose one)."""
 
     project: Project
     engine_name: str | None
@@ -42,31 +42,31 @@ class Steps:
     platform: str | None = None  # None: this machine's own, else the recipe's first
 
     def name(self, target: str) -> str:
-        """A target's name with that of the platform: what its files are called."""
+        """Return a target's name with its platform's suffix, after which its files are named."""
         return recipe.find(target, self.project.recipes, platform=self.platform).name
 
     def sqsh(self, target: str) -> Path:
-        """Where a target's squash file goes."""
+        """Return the path of a target's squash file."""
         return self.project.sqsh(self.name(target))
 
     def wanted(self, target: str) -> tuple[recipe.Recipe, lock.Lock]:
-        """A target's recipe and lock, for the platform and with the parameters that were asked."""
+        """Return a target's recipe and lock, for this platform and these parameters."""
         return wanted(target, self.project.recipes, self.parameters, self.platform)
 
     def build(self, target: str) -> building.Built:
-        """Build a target's image with the engine that was asked for or that is there."""
+        """Build a target's image with the engine that was asked for, else with an available one."""
         what, locked = self.wanted(target)
         chosen = engine.choose(self.engine_name, self.programs)
         return building.build(what, locked, chosen, self.project.root, self.programs, self.reporter)
 
     def vendor(self, target: str) -> tuple[Path, inputs.Bundle]:
-        """Fill the bundle that a target is built from where there is no network."""
+        """Gather the bundle from which a target can be built without a network."""
         what, locked = self.wanted(target)
         chosen = engine.choose(self.engine_name, self.programs)
         return vendor.gather(what, locked, chosen, self.project, self.programs, self.reporter)
 
     def hot(self, target: str) -> HotList:
-        """The files of a target that come first: those of its list, where it has one."""
+        """Return a target's hot list; empty if it has none."""
         place = self.project.hot_list(self.name(target))
         return HotList.read(place) if place.is_file() else NONE
 
@@ -83,11 +83,11 @@ class Steps:
         )
 
     def prove(self, packed: squash.Packed) -> Outcome:
-        """The smoke test's outcome for a sqsh: remembered where it passed, else run now."""
+        """Return the outcome of a sqsh's smoke test: remembered if it passed, else run now."""
         return smoke_test.recall(packed.path, packed.key) or self.test(packed)
 
     def test(self, packed: squash.Packed) -> Outcome:
-        """Run the smoke test on a sqsh; that it passed is noted."""
+        """Run the smoke test on a sqsh; remember the outcome if it passed."""
         outcome = smoke_test.run(packed.path, self.programs, self.reporter)
         if outcome.ok:
             smoke_test.remember(packed.path, packed.key, outcome)
@@ -97,7 +97,7 @@ class Steps:
 def wanted(
     target: str, recipes: Path, parameters: Mapping[str, str], platform: str | None = None
 ) -> tuple[recipe.Recipe, lock.Lock]:
-    """A target's recipe and lock for a platform, with the parameters that were set by hand.
+    """Return a target's recipe and lock for a platform, with parameters set by hand.
 
     Raises `RequestError` for a parameter or a platform that the recipe does not have.
     """
@@ -111,7 +111,7 @@ def wanted(
 
 @dataclass(frozen=True)
 class Row:
-    """One step of the quickstart."""
+    """A row of the quickstart's table: one step, or one check of the smoke test."""
 
     step: str
     what: str
@@ -121,7 +121,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What was done, and what to do next."""
+    """What the quickstart did, and the command that comes next."""
 
     rows: tuple[Row, ...]
     outcome: Outcome
@@ -139,9 +139,10 @@ class Report:
 
 
 def quickstart(steps: Steps, target: str, since: float | None) -> Report:
-    """Take a target from recipe to proven sqsh.
+    """Take a target from its recipe to a smoke-tested sqsh.
 
-    `since` is when the set-up of the machine began, for the table. Raises what the steps raise.
+    `since` is when the set-up of the machine began, in seconds since the epoch, for the table.
+    Raises the errors of the steps.
     """
     rows = []
     if since is not None:
@@ -181,7 +182,7 @@ def _took(seconds: float, done_before: bool) -> str:
 
 
 def launch_command(image: Path, programs: Programs) -> str:
-    """Start a job out of a sqsh where a Slurm cluster answers, else a shell in it."""
+    """Return the command that starts a job from a sqsh if a Slurm cluster answers, else a shell."""
     nodes = _nodes(programs)
     launcher = launcher_of(image.absolute()) if nodes else None
     if launcher is None:
@@ -191,7 +192,7 @@ def launch_command(image: Path, programs: Programs) -> str:
 
 
 def _nodes(programs: Programs) -> int:
-    """The nodes of the partition that a job goes to by itself; 0 where no cluster answers."""
+    """Return the number of nodes in Slurm's default partition; 0 if no cluster answers."""
     if programs.which("sbatch") is None or programs.which("sinfo") is None:
         return 0
     asked = programs.attempt(["sinfo", "--noheader", "--format=%P %D"], timeout=3)
@@ -200,7 +201,7 @@ def _nodes(programs: Programs) -> int:
 
 
 def launcher_of(image: Path) -> Path | None:
-    """The launcher of this checkout that is made for what a sqsh was packed from, if one is."""
+    """Return this checkout's first launcher for the target that a sqsh was packed from, if any."""
     facts = request.read_record(image)
     try:
         home = find()
