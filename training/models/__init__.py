@@ -1,4 +1,4 @@
-"""The models: sizes and their names here, which are light; the models themselves beside them."""
+"""Language models. Importing this package loads only their sizes; `build` imports a model."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _CLASSES = {
     "granitemoehybrid": ("granite", "GraniteHybrid"),
     "nemotron_h": ("nemotron", "NemotronH"),
 }
-"""Family -> the module of its model, and the class."""
+"""Family -> module and class of its model."""
 
 
 def build(sizes: Sizes) -> LanguageModel:
-    """Make the model of a family, its parameters not yet filled (see `initial`)."""
+    """Build the model of a family, with uninitialized parameters (see `LanguageModel.initial`)."""
     module, name = _CLASSES[sizes.family]
     model: LanguageModel = getattr(importlib.import_module(f"training.models.{module}"), name)(
         sizes
@@ -52,7 +52,7 @@ def build(sizes: Sizes) -> LanguageModel:
 
 
 def parameters(sizes: Sizes) -> int:
-    """Count a model's parameters, without making any."""
+    """Count a model's parameters without allocating them."""
     import torch
 
     with torch.device("meta"):

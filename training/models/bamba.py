@@ -1,10 +1,10 @@
 """Bamba language model (ibm-ai-platform/Bamba-9B; Ganti et al. 2024, the layout of fms-fsdp).
 
-Layers of Mamba-2, with attention at those where the pattern says so, each with an MLP after it.
-Half of the channels of attention's heads turn with the position.
+Layers of Mamba-2, or of attention where the pattern has it, each followed by an MLP. Attention
+rotates half of each head's channels.
 
-Glossary: those of training.models.mamba2 and training.models.llama. Parameter names are those of
-the Hugging Face checkpoints.
+Glossary: see training.models.mamba2 and training.models.llama. Parameter names follow the Hugging
+Face checkpoints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from training.ops.norm import RMSNorm
 
 
 class Layer(TwoPartLayer):
-    """Mamba-2 or attention, then an MLP, each with its norm before it and its residual."""
+    """Mamba-2 or attention, then an MLP, each pre-normed and with a residual."""
 
     def __init__(self, config: BambaConfig, kind: str) -> None:
         super().__init__(config, kind)
@@ -26,7 +26,7 @@ class Layer(TwoPartLayer):
         self.feed_forward = MLP(config.attention)
 
     def finished(self, hidden: Tensor) -> Tensor:
-        """The MLP, (b, l, d_model) -> (b, l, d_model)."""
+        """Apply the MLP, (b, l, d_model) -> (b, l, d_model)."""
         made = self.feed_forward(self.pre_ff_layernorm(hidden))  # (b, l, d_model)
         return self.added(hidden, made)  # (b, l, d_model)
 

@@ -1,4 +1,4 @@
-"""What each number of a model's sizes may be on its own. Light: nothing here needs torch."""
+"""Bounds on the individual numbers of a model's sizes. No torch needed here."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 SHARES = frozenset(("hidden_dropout", "attention_dropout"))
 MAYBE_ZERO = frozenset(("dt_init_floor", "balance_coefficient", "attention_multiplier"))
 RELATED = frozenset(("dt_limit_low", "dt_limit_high", "rotary_pct"))
-"""Those that their sizes check beside others. Of the rest, every fraction is more than 0."""
+"""Fields whose own classes check them against other fields. All other fractions must be above 0."""
 
 
 def faults(sizes: Any, least: Callable[[str], int]) -> list[str]:
-    """List the numbers of a dataclass that are out of bounds; `least` is of whole ones."""
+    """List the numbers of a dataclass that are out of bounds; `least` gives an int's minimum."""
     found = []
     for name, kind in ((one.name, one.type) for one in fields(sizes)):
-        # By the field's type: a file may have 0 for a fraction.
+        # Decide by the field's type, not the value's: a file may have the int 0 for a fraction.
         value = getattr(sizes, name)
         if kind == "int" and value < least(name):
             found.append(f"{name}: must be at least {least(name)}, not {value}")
@@ -27,7 +27,7 @@ def faults(sizes: Any, least: Callable[[str], int]) -> list[str]:
 
 
 def _unmet(name: str, value: float) -> str:
-    """Say what a fraction must be and is not; NaN is within no bounds."""
+    """Return the condition that a fraction violates, or ""; NaN violates all of them."""
     if name in RELATED:
         return ""
     if name in SHARES:

@@ -1,4 +1,4 @@
-"""The families of models, and a model's sizes as a checkpoint keeps them. Light: no torch here."""
+"""Model families, and a model's sizes in the form that checkpoints store. No torch needed here."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ WITHOUT_EFFECT = frozenset(
         *("balance_coefficient", "hidden_dropout", "attention_dropout", "chunk_size", "context"),
     )
 )
-"""Sizes with which weights mean the same: how random ones are drawn, how a model is trained, in
-what pieces it scans, and what it is meant for."""
+"""Sizes that do not change what weights mean: they only affect initialization, training, the size
+of the scan's chunks, or the intended context."""
 
 
 def identity(sizes: Sizes) -> dict[str, Any]:
-    """Give the family and the sizes in plain values, as they are after a JSON file."""
+    """Return the family and the sizes as plain values, as they would be read back from JSON."""
     return dict(json.loads(json.dumps({"family": sizes.family, **asdict(sizes)})))
 
 
 def completed(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what `identity` wrote with the sizes that are newer than it, by their defaults."""
+    """Return what `identity` wrote, with defaults for the sizes that did not exist then."""
     found = dict(written)
     defaults = {
         field.name: field.default

@@ -1,13 +1,13 @@
 """Granite 4 H language models (ibm-granite/granite-4.0-h-tiny and others).
 
-Layers of Mamba-2, with attention where the pattern says so, each with an MLP that every token goes
-through and, in the larger models, experts beside it. No positions: the state space gives the order
-of the tokens. The embedding, what joins the stream, attention's scores and the logits have
-multipliers, as GraniteHybridConfig says.
+Layers of Mamba-2, or of attention where the pattern has it, each followed by an MLP for all tokens
+and, in the larger models, by experts in parallel with it. There are no positions: the state space
+encodes the order of the tokens. The embedding, the residual branches, the attention scores and
+the logits have multipliers; see GraniteHybridConfig.
 
-Glossary: those of training.models.mamba2, training.models.llama and training.models.mixtral.
-The parameters hold an MLP's or an expert's first two matrices apart: checkpoints have them in one
-(shared_mlp.input_linear). All other names are those of the Hugging Face checkpoints.
+Glossary: see training.models.mamba2, training.models.llama and training.models.mixtral.
+The first two matrices of an MLP or an expert are separate parameters here; checkpoints join them
+(shared_mlp.input_linear). All other names follow the Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from training.ops.route import load
 
 
 class Layer(TwoPartLayer):
-    """Mamba-2 or attention, then an MLP and experts, each part with its norm and its residual."""
+    """Mamba-2 or attention, then an MLP and experts; each part is pre-normed and has a residual."""
 
     def __init__(self, config: GraniteHybridConfig, kind: str) -> None:
         super().__init__(config, kind)
@@ -35,7 +35,7 @@ class Layer(TwoPartLayer):
         self.shared_mlp = MLP(config.attention)
 
     def inner(self, hidden: Tensor, *context: Any) -> Any:
-        """(b, l, d_model) -> (b, l, d_model), and with `balanced` the experts' load (2, e)."""
+        """(b, l, d_model) -> (b, l, d_model), plus the experts' load (2, e) if `balanced`."""
         *given, balanced = context
         if not balanced:
             return super().inner(hidden, *given)  # (b, l, d_model)
@@ -49,7 +49,7 @@ class Layer(TwoPartLayer):
         return self.added(hidden, y + self.shared_mlp(x)), load(logits, chosen, counts)
 
     def finished(self, hidden: Tensor) -> Tensor:
-        """The MLP and the experts, (b, l, d_model) -> (b, l, d_model)."""
+        """Apply the MLP and the experts, (b, l, d_model) -> (b, l, d_model)."""
         x = self.post_attention_layernorm(hidden)  # (b, l, d_model)
         made = self.shared_mlp(x)  # (b, l, d_model)
         if self.block_sparse_moe is not None:
@@ -69,10 +69,10 @@ class GraniteHybrid(BalancedModel, HybridModel):
         return super().embed(input_ids) * self.config.embedding_multiplier  # (b, l, d_model)
 
     def finish(self, hidden: Tensor) -> Tensor:
-        # The division of the logits, which the loss never holds.
+        # Dividing here divides the logits, which the loss never holds.
         return super().finish(hidden) / self.config.logits_scaling  # (b, l, d_model)
 
     def deviation(self, module: str) -> float:
-        """Of layers as muP has it: logits_scaling is how much wider than its first model it is."""
+        """Return the deviation by muP: logits_scaling is the width relative to muP's base model."""
         width = 1.0 if module in (self.EMBEDDING, "lm_head") else self.config.logits_scaling
         return self.config.initializer_range / math.sqrt(width)

@@ -1,11 +1,11 @@
-"""The sizes of models whose layers are of different kinds. Light: nothing here needs torch.
+"""Sizes of models that mix different kinds of layers. No torch needed here.
 
-A model's pattern has a letter for each layer, as Nemotron-H's configuration has it:
+A model's pattern has one letter per layer, as in Nemotron-H's configuration:
 
     M    Mamba-2        *    attention        -    an MLP alone
 
-Layers are made of the blocks that whole models of one kind are made of. These are given sizes of
-their own, `mamba` and `attention`, which are views of the hybrid's.
+The layers reuse the blocks of the models that have only one kind. Those blocks take sizes of their
+own, `mamba` and `attention`, which are derived from the hybrid's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LETTERS = {MAMBA: "Mamba-2", ATTENTION: "attention", MLP: "an MLP"}
 
 @dataclass(frozen=True, kw_only=True)
 class _Mamba(Mamba2Config):
-    """Of one Mamba-2 layer: as wide as its heads, which the stream's width does not give."""
+    """Sizes of one Mamba-2 layer. Its heads set its inner width; `expand` does not."""
 
     heads: int
 
@@ -34,7 +34,7 @@ class _Mamba(Mamba2Config):
 
 @dataclass(frozen=True, kw_only=True)
 class _Attention(LlamaConfig):
-    """Of one attention layer: a part of each head turns, and scores may have another scale."""
+    """Sizes of one attention layer: part of each head rotates, and scores have a factor."""
 
     turning: int
     multiplier: float
@@ -57,58 +57,58 @@ _OF_MAMBA = (
 )
 _OF_HEADS = ("d_model", "n_layer", "n_head", "n_kv_head", "head_dim")
 _OF_ATTENTION = (*_OF_HEADS, "d_ff", "rope_theta", "attention_bias", "mlp_bias")
-"""The sizes that a hybrid has under the names of Mamba-2, and of Llama."""
+"""Fields that a hybrid shares with Mamba-2 and with Llama, under the same names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HybridConfig(Sizes):
-    """Sizes that the hybrids have in common, under the names of Mamba-2 and Llama."""
+    """Sizes that all hybrids have, under the names that Mamba-2 and Llama use."""
 
     kinds: ClassVar[str] = MAMBA + ATTENTION
-    """The letters that a pattern may have."""
+    """Letters that a pattern may contain."""
     branches: ClassVar[int] = 2
-    """Residual branches of a layer."""
+    """Residual branches per layer."""
 
-    pattern: str  # a letter a layer
-    n_head: int  # of attention; fewer n_kv_head: grouped-query attention
+    pattern: str  # one letter per layer
+    n_head: int  # of attention; more than n_kv_head: grouped-query attention
     n_kv_head: int
     d_ff: int
     head_dim: int = 0  # of attention; 0: d_model / n_head
     attention_bias: bool = False
     mlp_bias: bool = False
     rope_theta: float = 10000.0
-    context: int = 4096  # positions that it is meant for; written to other formats, no limit here
+    context: int = 4096  # intended positions; written to other formats, not enforced here
     n_mamba_head: int
     mamba_head_dim: int = 64
     d_state: int = 128
     d_conv: int = 4
-    n_groups: int = 1  # Mamba-2's heads of one group share B and C
+    n_groups: int = 1  # Mamba-2 heads of one group share B and C
     chunk_size: int = 256
-    norm_across_groups: bool = False  # the gated norm's mean square: of all channels, or a group's
+    norm_across_groups: bool = False  # gated norm: one mean square for all channels, not per group
     bias: bool = False  # of Mamba-2's two outer projections
     conv_bias: bool = True
     residual_in_fp32: bool = True
-    dt_limit_low: float = 0.0  # delta is at least this, after its softplus
-    dt_limit_high: float = 0.0  # and at most this; 0: no limit
+    dt_limit_low: float = 0.0  # minimum of delta after the softplus
+    dt_limit_high: float = 0.0  # maximum of delta; 0: none
 
     @property
     def d_head(self) -> int:
-        """Channels of a head of attention."""
+        """Channels of an attention head."""
         return self.head_dim or self.d_model // self.n_head
 
     @property
     def d_rotary(self) -> int:
-        """Channels of it that turn with the position."""
+        """Channels of an attention head that rotate with the position."""
         return 0
 
     @property
     def score_multiplier(self) -> float:
-        """What the products of queries and keys are multiplied with."""
-        return max(1, self.d_head) ** -0.5  # `faults` reports a head without channels
+        """Factor on the products of queries and keys."""
+        return max(1, self.d_head) ** -0.5  # d_head may be 0 here: `faults` reports that later
 
     @property
     def residual_scale(self) -> float:
-        """What a layer's results are multiplied with before they join the stream."""
+        """Factor on a branch's result before it is added to the residual stream."""
         return 1.0
 
     @property
@@ -119,7 +119,7 @@ class HybridConfig(Sizes):
 
     @property
     def attention(self) -> LlamaConfig:
-        """The sizes of an attention layer, and of the MLP after it."""
+        """The sizes of an attention layer and of the MLP after it."""
         own: dict[str, Any] = {"turning": self.d_rotary, "multiplier": self.score_multiplier}
         return _Attention(**{name: getattr(self, name) for name in _OF_ATTENTION}, **own)
 
@@ -157,15 +157,15 @@ class BambaConfig(HybridConfig):
 
     @property
     def d_rotary(self) -> int:
-        return self.d_head // 2  # always, there
+        return self.d_head // 2  # Bamba's fixed fraction
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteHybridConfig(HybridConfig):
-    """Sizes of a Granite 4 H model: Mamba-2 or attention, then experts beside an MLP.
+    """Sizes of a Granite 4 H model: Mamba-2 or attention, then experts in parallel with an MLP.
 
-    Four multipliers let the sizes of values not depend on the model's width (Yang et al. 2022,
-    "Tensor Programs V", table 8).
+    Four multipliers make the scale of activations independent of the model's width (Yang et al.
+    2022, "Tensor Programs V", table 8).
     """
 
     family: ClassVar[str] = "granitemoehybrid"
@@ -174,15 +174,15 @@ class GraniteHybridConfig(HybridConfig):
     tie_embeddings: bool = True
     norm_across_groups: bool = True
     context: int = 131072
-    rotary: bool = False  # whether positions turn the heads; no published one has that
-    n_expert: int = 0  # 0: no experts, the MLP alone
-    top_k: int = 0  # experts that see a token
+    rotary: bool = False  # whether heads rotate with the position; no published model sets it
+    n_expert: int = 0  # 0: no experts, only the MLP
+    top_k: int = 0  # experts per token
     d_expert: int = 0  # width of an expert
     balance_coefficient: float = 0.0  # of the load-balancing loss (Fedus et al. 2021, section 2.2)
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
-    attention_multiplier: float = 0.0  # of the scores; 0: 1 / d_head, as all published ones have
-    logits_scaling: float = 1.0  # what logits are divided by
+    attention_multiplier: float = 0.0  # of the scores; 0: 1 / d_head, as in all published models
+    logits_scaling: float = 1.0  # divisor of the logits
 
     @property
     def d_rotary(self) -> int:
@@ -229,7 +229,7 @@ class GraniteHybridConfig(HybridConfig):
 class NemotronHConfig(HybridConfig):
     """Sizes of a Nemotron-H model (Blakeman et al. 2025, arXiv:2504.03624, section 2.1).
 
-    Each layer is Mamba-2, attention without positions, or an MLP with the square of ReLU.
+    Each layer is Mamba-2, attention without positions, or an MLP with squared ReLU.
     """
 
     family: ClassVar[str] = "nemotron_h"
@@ -241,5 +241,5 @@ class NemotronHConfig(HybridConfig):
     chunk_size: int = 128
     context: int = 8192
     residual_in_fp32: bool = False
-    # Transformers keeps its delta at time_step_min or above, and uses time_step_limit nowhere.
+    # Transformers clamps delta to at least time_step_min and never uses time_step_limit.
     dt_limit_low: float = 1e-3

@@ -1,6 +1,6 @@
-"""What models have in common whose layers are of different kinds: Mamba-2, attention, MLPs.
+"""Code that models with several kinds of layers share: Mamba-2, attention, MLPs.
 
-Shapes: b batch, l length, m d_model, v vocabulary size, r channels of a head that turn.
+Shapes: b batch, l length, m d_model, v vocabulary size, r rotated channels of a head.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def mix(
     mask: Tensor | None,
     documents: Documents | None,
 ) -> Tensor:
-    """Let a layer compute with what its kind asks for, (b, l, m) -> (b, l, m)."""
+    """Call a layer's mixer with the arguments that its kind takes, (b, l, m) -> (b, l, m)."""
     if isinstance(mixer, Attention):
         return mixer(hidden, cos, sin, mask, documents)  # (b, l, m)
     if isinstance(mixer, Mamba2Mixer):
@@ -38,7 +38,7 @@ def mix(
 
 
 class HybridLayer(Block):
-    """A layer of one kind: a norm, a part and its residual, and what may come after."""
+    """A layer of one kind: a norm, a mixer with its residual, and whatever `finished` adds."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
@@ -47,19 +47,19 @@ class HybridLayer(Block):
 
     @property
     def part(self) -> nn.Module:
-        """What mixes the positions, or the MLP that stands in its place."""
+        """The module that mixes the positions, or the MLP in its place."""
         raise NotImplementedError
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """What that part sees of the stream, (b, l, m) -> (b, l, m)."""
+        """Return the input of `part`, (b, l, m) -> (b, l, m)."""
         raise NotImplementedError
 
     def finished(self, hidden: Tensor) -> Tensor:
-        """What follows that part in the layer, (b, l, m) -> (b, l, m)."""
+        """Apply the rest of the layer after `part`, (b, l, m) -> (b, l, m)."""
         return hidden
 
     def added(self, hidden: Tensor, branch: Tensor) -> Tensor:
-        """The stream and a result that joins it, (b, l, m) all; float32 where residual_in_fp32."""
+        """Add a branch to the residual stream, both (b, l, m); float32 if residual_in_fp32."""
         stream = wide(hidden) if self.residual_in_fp32 else hidden  # (b, l, m)
         return stream + (branch if self.residual_scale == 1 else branch * self.residual_scale)
 
@@ -83,7 +83,7 @@ class HybridLayer(Block):
 
 
 class TwoPartLayer(HybridLayer):
-    """A layer that begins with Mamba-2 or attention; the other part is its subclass's."""
+    """A layer that starts with Mamba-2 or attention; subclasses add the second part."""
 
     def __init__(self, config: HybridConfig, kind: str) -> None:
         super().__init__(config)
@@ -103,7 +103,7 @@ class TwoPartLayer(HybridLayer):
 
 
 class Backbone(nn.Module):
-    """Embedding, layers and final norm, called as the checkpoints call them."""
+    """Embedding, layers and final norm, under the names that checkpoints use."""
 
     def __init__(
         self, config: HybridConfig, embedding: str, layers: list[HybridLayer], norm: str
@@ -115,12 +115,12 @@ class Backbone(nn.Module):
 
 
 class HybridModel(LanguageModel):
-    """A language model of layers of different kinds."""
+    """A language model with several kinds of layers."""
 
     BACKBONE: ClassVar[str] = "model"
     EMBEDDING: ClassVar[str] = "embed_tokens"
     NORM: ClassVar[str] = "norm"
-    """What checkpoints call the parts."""
+    """Names of the parts in checkpoints."""
 
     def __init__(self, config: HybridConfig, layers: list[HybridLayer]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class HybridModel(LanguageModel):
 
     @property
     def blocks(self) -> list[Block]:
-        # All of them, whatever their class: sharding may have put each into another module.
+        # Cast without a check: sharding may have wrapped each block in another module.
         layers: Any = self.get_submodule(f"{self.BACKBONE}.layers")
         return cast("list[Block]", list(layers))
 
@@ -147,7 +147,7 @@ class HybridModel(LanguageModel):
     def context(
         self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
     ) -> tuple[Any, ...]:
-        """The angles' cos and sin (l, r), or (b, l, r) with documents, and what is given.
+        """Return cos and sin (l, r), or (b, l, r) with documents, then the mask and the documents.
 
         Padding has positions like any token.
         """
@@ -158,9 +158,10 @@ class HybridModel(LanguageModel):
         return normed  # (b, l, m)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
-        """Mamba-2's own parameters as Mamba-2's; weights of linear layers and embeddings normal.
+        """Initialize Mamba-2's parameters as Mamba-2 does; linear layers and embeddings as normal.
 
-        What ends a residual branch is scaled down by their number (GPT-2, section 2.3).
+        The last weights of a residual branch are scaled down by the number of branches (GPT-2,
+        section 2.3).
         """
         config, random = self.config, random_for(name, seed)
         owner, _, kind = name.rpartition(".")
@@ -182,5 +183,5 @@ class HybridModel(LanguageModel):
         return normal * (self.deviation(module) / depth)  # shape
 
     def deviation(self, module: str) -> float:
-        """The standard deviation of the first weights of a linear layer, or an embedding."""
+        """Return the standard deviation of the initial weights of a linear layer or embedding."""
         return self.config.initializer_range

@@ -1,4 +1,4 @@
-"""What all language models are: an embedding, a stack of blocks, a norm, an output embedding.
+"""The parts of every language model: embedding, stack of blocks, norm, output embedding.
 
 Shapes: b batch size, l length, m d_model, v vocabulary size.
 """
@@ -21,7 +21,7 @@ from training.ops.loss import next_token_cross_entropy
 from training.ops.pieces import ContextGroup
 
 State = dict[str, Tensor]
-"""What one block remembers of the tokens before, for generation; the block says what."""
+"""A block's memory of the preceding tokens, for generation; its entries depend on the block."""
 
 
 class Block(nn.Module):
@@ -29,12 +29,12 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recompute = False  # keep only the input, compute the rest again in the backward pass
-        self.kept: Callable[[], Any] = noop_context_fn  # what a recomputed block keeps beside it
+        self.recompute = False  # keep only the input; recompute the rest in the backward pass
+        self.kept: Callable[[], Any] = noop_context_fn  # what a recomputed block keeps besides
         self.saving: Saving = _here
 
     def forward(self, hidden: Tensor, *context: Any) -> Tensor:
-        """(b, l, m) -> (b, l, m); `context` is what the model gives all its blocks."""
+        """(b, l, m) -> (b, l, m); `context` is what the model passes to all its blocks."""
         if not torch.is_grad_enabled():
             return self.inner(hidden, *context)  # (b, l, m)
         with self.saving(self, context):
@@ -45,15 +45,15 @@ class Block(nn.Module):
             )  # (b, l, m)
 
     def inner(self, hidden: Tensor, *context: Any) -> Tensor:
-        """Compute `forward`; this is what is recomputed and compiled."""
+        """Compute `forward`; recomputation and compilation apply to this method."""
         raise NotImplementedError
 
     def start(self, batch: int, length: int) -> State:
-        """Make the state before the first token, for a text of at most `length` tokens."""
+        """Return the state before the first token, for a text of at most `length` tokens."""
         raise NotImplementedError
 
     def advance(self, hidden: Tensor, state: State) -> Tensor:
-        """Compute `inner` for the tokens that come next, and bring the state up to date.
+        """Compute `inner` for the next tokens and update the state in place.
 
         (b, l, m) -> (b, l, m), for any l >= 1.
         """
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 
 Saving = Callable[[Block, tuple[Any, ...]], AbstractContextManager[None]]
-"""Around a block's forward pass, given its context: where it keeps what the backward pass needs."""
+"""Context of a block's forward pass: decides where tensors for the backward pass are kept."""
 
 
 def _here(block: Block, context: tuple[Any, ...]) -> AbstractContextManager[None]:
@@ -69,19 +69,19 @@ def _here(block: Block, context: tuple[Any, ...]) -> AbstractContextManager[None
 
 
 class LanguageModel(nn.Module):
-    """A model that gives each position the logits of the token that follows."""
+    """A model that predicts, at each position, the logits of the next token."""
 
     config: Sizes
 
     def __init__(self) -> None:
         super().__init__()
         self.tied: dict[str, str] = {}
-        """Second names of parameters -> the first, where the embeddings are one."""
+        """Second names of parameters -> first names, if the embeddings are tied."""
         self.context_group: ContextGroup | None = None
-        """The ranks that have a piece of every row each; None where this one has whole rows."""
+        """The ranks that each hold a piece of every row; None if this rank has whole rows."""
 
     def tie(self, names: dict[str, str]) -> None:
-        """Let second names be the parameters of the first, where the sizes ask for it."""
+        """Make second names refer to the parameters of the first, if the sizes ask for it."""
         if not self.config.tie_embeddings:
             return
         self.tied = names
@@ -90,7 +90,7 @@ class LanguageModel(nn.Module):
             self.get_submodule(owner).register_parameter(attribute, self.get_parameter(first))
 
     def put(self, name: str, parameter: nn.Parameter) -> None:
-        """Replace a parameter, in every place of the model that has it."""
+        """Replace a parameter everywhere it occurs in the model."""
         for alias in (name, *(second for second, first in self.tied.items() if first == name)):
             owner, _, attribute = alias.rpartition(".")
             self.get_submodule(owner).register_parameter(attribute, parameter)
@@ -111,11 +111,11 @@ class LanguageModel(nn.Module):
     def context(
         self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
     ) -> tuple[Any, ...]:
-        """What every block is given beside the stream: positions, masks, documents."""
+        """Return what every block takes besides the stream: positions, masks, documents."""
         raise NotImplementedError
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """The final norm, (b, l, m) -> (b, l, m)."""
+        """Apply the final norm, (b, l, m) -> (b, l, m)."""
         raise NotImplementedError
 
     def forward(
@@ -127,16 +127,16 @@ class LanguageModel(nn.Module):
         total: Tensor | None = None,
         seq_idx: Tensor | None = None,
     ) -> Tensor:
-        """Logits (b, l, v), or with targets (b, l) the loss (), without holding the logits.
+        """Return logits (b, l, v) or, given targets (b, l), the loss () without holding the logits.
 
-        mask (b, l): False where there is padding. The loss is the mean over the targets that are
-        not -100, or their sum, weighted with `weights` (b, l), over `total` (). seq_idx (b, l),
-        int32: the number of each position's document in its row, from 0 on; each is then computed
-        as if it were alone. Without it, a row is one.
+        mask (b, l) is False at padding. The loss is the mean over the targets that are not -100,
+        or, given `total` (), their sum weighted with `weights` (b, l) and divided by it. seq_idx
+        (b, l), int32, numbers the document of each position within its row, from 0; each document
+        is then computed as if it were alone. Without it, a row is one document.
 
-        With a context group all its ranks are given the same rows, and each takes its piece of
-        them: l in the results is the piece's, and the loss is its part of the sum over `total`.
-        Raises RequestError for padding then.
+        With a context group, all its ranks are given the same rows and each takes its piece of
+        them: l in the results is then the piece's length, and the loss its part of the sum over
+        `total`. Raises RequestError if rows have padding then.
         """
         documents = Documents.of(seq_idx)
         if self.context_group is not None:
@@ -157,7 +157,7 @@ class LanguageModel(nn.Module):
         total: Tensor | None,
         documents: Documents | None,
     ) -> Tensor:
-        """Compute `forward` for what this rank has of the rows."""
+        """Compute `forward` on this rank's part of the rows."""
         hidden = self.embed(input_ids)  # (b, l, m)
         context = self.context(hidden, mask, documents)
         for block in self.blocks:
@@ -174,18 +174,18 @@ class LanguageModel(nn.Module):
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor | None, total: Tensor | None
     ) -> Tensor:
-        """(b, l, m), (b, l) -> the loss (), as `forward` tells."""
+        """(b, l, m), (b, l) -> the loss (), as described in `forward`."""
         return next_token_cross_entropy(hidden, self.output, targets, weights, total)  # ()
 
     def start(self, batch: int, length: int) -> list[State]:
-        """Make every block's state before the first token."""
+        """Return every block's state before the first token."""
         return [block.start(batch, length) for block in self.blocks]
 
     @torch.no_grad()
     def advance(self, input_ids: Tensor, states: list[State]) -> Tensor:
-        """Logits (b, v) of the token after these; the states are brought up to date.
+        """Return the logits (b, v) of the token after these, and update the states in place.
 
-        input_ids (b, l) with l >= 1 are the tokens after those that the states have seen.
+        input_ids (b, l), l >= 1, are the tokens that follow those already in the states.
         """
         hidden = self.embed(input_ids)  # (b, l, m)
         for block, state in zip(self.blocks, states, strict=True):
@@ -193,19 +193,19 @@ class LanguageModel(nn.Module):
         return self.finish(hidden[:, -1:])[:, 0] @ self.output.t()  # (b, v)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
-        """Make the first value of a parameter: a pure function of its name and the seed.
+        """Return a parameter's initial value: a pure function of its name and the seed.
 
-        So each rank can make the part that it owns, whatever the number of ranks.
+        Each rank can therefore make the part that it owns, whatever the number of ranks.
         """
         raise NotImplementedError
 
 
 def random_for(name: str, seed: int) -> torch.Generator:
-    """Make the source of a parameter's first value."""
+    """Return the random generator for a parameter's initial value."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
 def wide(x: Tensor) -> Tensor:
-    """Float32, or float64 where x is."""
+    """Convert to float32; float64 stays as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -5,11 +5,11 @@ Glossary, code name = the papers' symbol:
     d_model = dim      width of the stream     n_layer = n_layers blocks
     h = n_heads        heads of the queries    g = n_kv_heads     heads of keys and values
     d = head_dim       channels of a head      f = hidden_dim     width of the MLP
-    r                  channels of a head that turn (d_rotary): all of them in Llama and Mistral
-    q, k, v            queries, keys, values   window             positions that Mistral's sees
+    r                  rotated channels of a head (d_rotary): all of them in Llama and Mistral
+    q, k, v            queries, keys, values   window             positions that Mistral attends to
     v (of logits)      vocabulary size
 
-Parameter names are those of the Hugging Face checkpoints.
+Parameter names follow the Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         return self.o_proj(o.flatten(2))  # (b, l, d_model)
 
     def heads(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (b, l, h, d), keys and values (b, l, g, d), the first two turned."""
+        """Return q (b, l, h, d), k and v (b, l, g, d), with q and k rotated."""
         d, scale = self.config.d_head, self.config.query_scale
         q = self.q_proj(hidden).unflatten(-1, (-1, d))  # (b, l, h, d)
         q = q if scale == 1 else q * scale  # (b, l, h, d)
@@ -67,12 +67,12 @@ class Attention(nn.Module):
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def start(self, batch: int, length: int) -> State:
-        """Make the state: keys, already turned, and values; see training.ops.attention."""
+        """Return an empty state: rotated keys and values; see training.ops.attention."""
         heads = (batch, self.config.n_kv_head, self.config.d_head)
         return start(self.k_proj.weight, heads, length, self.window)
 
     def advance(self, hidden: Tensor, state: State) -> Tensor:
-        """(b, l, d_model) -> (b, l, d_model), for the positions after those of the state."""
+        """(b, l, d_model) -> (b, l, d_model), for the positions after those in the state."""
         cos, sin = turns(self.config, hidden, int(state["count"]))  # (l, r) both
         q, k, v = self.heads(hidden, cos, sin)  # (b, l, h | g | g, d)
         o = attention_from(state, q, k, v, window=self.window)  # (b, l, h, d)
@@ -82,14 +82,14 @@ class Attention(nn.Module):
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
-    # Two names of one approximation (Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2).
+    # Two names for one approximation (Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2).
     "gelu_new": functools.partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
 }
 
 
 class MLP(nn.Module):
-    """SwiGLU, or GEGLU with another hidden_act (Shazeer 2020)."""
+    """SwiGLU, or GEGLU with a GELU as hidden_act (Shazeer 2020)."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class MLP(nn.Module):
 
 
 class Layer(Block):
-    """Attention and MLP, each with its norm before it and its residual."""
+    """Attention and MLP, each pre-normed and with a residual."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Layer(Block):
 
     @staticmethod
     def make_mlp(config: Any) -> nn.Module:
-        """Make what stands after the attention."""
+        """Make the module after the attention."""
         return MLP(config)
 
     def inner(self, hidden: Tensor, *context: Any) -> Any:
@@ -135,7 +135,7 @@ class Layer(Block):
 
 
 class Backbone(nn.Module):
-    """Embedding, layers and final norm; the names of the checkpoints ask for this module."""
+    """Embedding, layers and final norm; exists only for the parameter names of checkpoints."""
 
     def __init__(self, config: LlamaConfig, layer: type[Layer]) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Backbone(nn.Module):
 
 
 class Llama(LanguageModel):
-    """The language model; Mistral is one with a window. Its stream has the parameters' dtype."""
+    """The language model; Mistral adds a window. The stream has the dtype of the parameters."""
 
     def __init__(self, config: LlamaConfig, layer: type[Layer] = Layer) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Llama(LanguageModel):
 
     @property
     def blocks(self) -> list[Block]:
-        # All of them, whatever their class: sharding may have put each into another module.
+        # Cast without a check: sharding may have wrapped each block in another module.
         return cast("list[Block]", list(self.model.layers))
 
     @property
@@ -169,7 +169,7 @@ class Llama(LanguageModel):
     def context(
         self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
     ) -> tuple[Any, ...]:
-        """The angles' cos and sin (l, r), or (b, l, r) with documents, and what is given.
+        """Return cos and sin (l, r), or (b, l, r) with documents, then the mask and the documents.
 
         Padding has positions like any token.
         """
@@ -179,7 +179,7 @@ class Llama(LanguageModel):
         return self.model.norm(hidden)  # (b, l, d_model)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
-        """Normal; what ends a residual branch is scaled down by the depth (GPT-2, section 2.3)."""
+        """Normal; a branch's last weights are scaled down by the depth (GPT-2, section 2.3)."""
         owner, _, kind = name.rpartition(".")
         module = owner.rpartition(".")[2]
         if kind == "bias":
@@ -195,9 +195,9 @@ class Llama(LanguageModel):
 def turns(
     config: LlamaConfig, hidden: Tensor, first: int = 0, documents: Documents | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cos and sin (l, r) of the positions of hidden (b, l, d_model), counted from `first`.
+    """Return cos and sin (l, r) for the positions of hidden (b, l, d_model), counted from `first`.
 
-    Or (b, l, r), counted from where each document begins.
+    With documents: (b, l, r), counted from the start of each document.
     """
     length = first + hidden.shape[1]
     positions = torch.arange(first, length, device=hidden.device)  # (l,)

@@ -4,13 +4,13 @@ Glossary, code name = the paper's symbol:
     b       = B        batch size              l       = L     sequence length
     d_model = D        width of the stream     d_inner = E D   channels of the scan (E = expand)
     n       = N        state size (d_state)    k               taps of the convolution (d_conv)
-    d_delta            rank of delta's projection (the paper's dt_rank), d_model / 16 mostly
+    d_delta            rank of delta's projection (the paper's dt_rank), usually d_model / 16
     delta   = Delta    step size               A_log           log(-A), so that A stays negative
     A, B, C, D         parameters of the state space; B and C depend on the input ("selective")
     x, z               the two branches of a block: through the scan, and the gate
     v                  vocabulary size
 
-Parameter names are those of the Hugging Face and state-spaces checkpoints.
+Parameter names follow the Hugging Face and state-spaces checkpoints.
 """
 
 # ruff: noqa: N802, N806  (A, B, C, D are the paper's own names)
@@ -36,7 +36,7 @@ class MambaMixer(Mixer):
         self.config = config
         d_inner, n, d_delta = config.d_inner, config.d_state, config.d_delta
         self.in_proj = nn.Linear(config.d_model, 2 * d_inner, bias=config.bias)
-        # Holds weight (d_inner, 1, k) and bias (d_inner); causal_conv1d does the work.
+        # Only holds weight (d_inner, 1, k) and bias (d_inner); causal_conv1d does the work.
         self.conv1d = nn.Conv1d(
             d_inner, d_inner, config.d_conv, groups=d_inner, bias=config.conv_bias
         )
@@ -49,7 +49,7 @@ class MambaMixer(Mixer):
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, documents: Documents | None = None
     ) -> Tensor:
-        """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False where there is padding."""
+        """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False at padding."""
         x, z = self.in_proj(hidden).chunk(2, dim=-1)  # (b, l, d_inner) each
         weight, bias = self.conv1d.weight, self.conv1d.bias  # (d_inner, 1, k), (d_inner,)
         x = causal_conv1d(shown(x, mask), weight, bias, silu=True, documents=documents)
@@ -61,7 +61,7 @@ class MambaMixer(Mixer):
         return self.out_proj(y)  # (b, l, d_model)
 
     def start(self, batch: int) -> State:
-        """Make the state: the inputs of the last k - 1 steps, and h."""
+        """Return an empty state: the inputs of the last k - 1 steps, and h."""
         c = self.config
         return {
             "conv": self.D.new_zeros(batch, c.d_conv - 1, c.d_inner),  # (b, k - 1, d_inner)
@@ -81,11 +81,11 @@ class MambaMixer(Mixer):
 
     @property
     def A(self) -> Tensor:
-        """The decay rates, (d_inner, n), float32 always: the recurrence multiplies their errors."""
+        """Decay rates (d_inner, n), at least float32: the recurrence multiplies their errors."""
         return -torch.exp(wide(self.A_log))  # (d_inner, n)
 
     def _selected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What depends on the input: dt (b, l, d_inner) without its bias, B and C (b, l, n)."""
+        """Return the input-dependent dt (b, l, d_inner) without its bias, B and C (b, l, n)."""
         n, d_delta = self.config.d_state, self.config.d_delta
         dt, B, C = self.x_proj(x).split([d_delta, n, n], dim=-1)  # (b, l, d_delta | n | n)
         return F.linear(dt, self.dt_proj.weight), B, C  # the scan adds the bias

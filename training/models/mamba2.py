@@ -7,12 +7,12 @@ Glossary, code name = the paper's symbol:
     g       = G        groups of heads that share B and C (n_groups)
     n       = N        state size (d_state)    k               taps of the convolution (d_conv)
     dt                 step size, before its bias and softplus make it delta
-    A_log              log(-A), so that A stays negative; one number a head
+    A_log              log(-A), so that A stays negative; one number per head
     A, B, C, D         parameters of the state space; B and C depend on the input ("selective")
     x, z               the two branches of a block: through the SSM, and the gate
     v                  vocabulary size
 
-Parameter names and the order z, x, B, C, dt of in_proj's rows are those of the Hugging Face and
+Parameter names, and the order z, x, B, C, dt of in_proj's rows, follow the Hugging Face and
 state-spaces checkpoints.
 """
 
@@ -39,7 +39,7 @@ class Mamba2Mixer(Mixer):
         c = self.config = config
         rows = c.d_inner + c.d_conv_in + c.n_head
         self.in_proj = nn.Linear(c.d_model, rows, bias=c.bias)
-        # Holds weight (d_conv_in, 1, k) and bias (d_conv_in); causal_conv1d does the work.
+        # Only holds weight (d_conv_in, 1, k) and bias (d_conv_in); causal_conv1d does the work.
         self.conv1d = nn.Conv1d(
             c.d_conv_in, c.d_conv_in, c.d_conv, groups=c.d_conv_in, bias=c.conv_bias
         )
@@ -52,7 +52,7 @@ class Mamba2Mixer(Mixer):
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, documents: Documents | None = None
     ) -> Tensor:
-        """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False where there is padding."""
+        """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False at padding."""
         z, xBC, dt = self._projected(hidden)  # (b, l, d_inner | d_conv_in | h)
         c, conv = self.config, self.conv1d
         xBC = causal_conv1d(
@@ -65,7 +65,7 @@ class Mamba2Mixer(Mixer):
         return self.out_proj(self.norm(y.flatten(2), z))  # (b, l, d_model)
 
     def start(self, batch: int) -> State:
-        """Make the state: the convolution's inputs of the last k - 1 steps, and the SSM's."""
+        """Return an empty state: the convolution's last k - 1 inputs, and the SSM's state."""
         c = self.config
         width = c.d_inner // c.n_groups
         return {
@@ -87,11 +87,11 @@ class Mamba2Mixer(Mixer):
 
     @property
     def A(self) -> Tensor:
-        """The decay rates, (h,), float32 always: the recurrence multiplies their errors."""
+        """Decay rates (h,), at least float32: the recurrence multiplies their errors."""
         return -torch.exp(wide(self.A_log))  # (h,)
 
     def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Give z (b, l, d_inner), x with B and C (b, l, d_conv_in), dt (b, l, h)."""
+        """Return z (b, l, d_inner), x with B and C (b, l, d_conv_in), dt (b, l, h)."""
         c = self.config
         sizes = [c.d_inner, c.d_conv_in, c.n_head]
         z, xBC, dt = self.in_proj(hidden).split(sizes, dim=-1)  # (b, l, d_inner | d_conv_in | h)
@@ -122,5 +122,5 @@ class Mamba2(MixerModel):
 
 
 def initial_A_log(uniform: Tensor) -> Tensor:
-    """Make the first log(-A): A uniform in (-16, -1], as state-spaces' own training has it."""
+    """Draw the initial log(-A): A uniform in (-16, -1], as in state-spaces' own training."""
     return torch.log(1 + 15 * uniform)  # (h,)

@@ -1,4 +1,4 @@
-"""What Mamba-1 and Mamba-2 have in common: all but their mixers.
+"""Everything that Mamba-1 and Mamba-2 share, which is all but their mixers.
 
 Shapes: b batch, l length, m d_model, v vocabulary size.
 """
@@ -21,18 +21,18 @@ Config = MambaConfig | Mamba2Config
 
 
 class Mixer(nn.Module):
-    """What mixes the positions of a block, between its norm and its residual."""
+    """The part of a block that mixes positions, between its norm and its residual."""
 
     def forward(self, hidden: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
-        """(b, l, m) -> (b, l, m); mask (b, l) is False where there is padding."""
+        """(b, l, m) -> (b, l, m); mask (b, l) is False at padding."""
         raise NotImplementedError
 
     def start(self, batch: int) -> State:
-        """Make the state before the first token. It does not grow."""
+        """Return the state before the first token. Its size is constant."""
         raise NotImplementedError
 
     def advance(self, hidden: Tensor, state: State) -> Tensor:
-        """Compute `forward` for the tokens that come next, (b, l, m) -> (b, l, m)."""
+        """Compute `forward` for the next tokens, (b, l, m) -> (b, l, m), and update the state."""
         raise NotImplementedError
 
 
@@ -48,7 +48,7 @@ class MixerBlock(Block):
     def inner(
         self, hidden: Tensor, mask: Tensor | None = None, documents: Documents | None = None
     ) -> Tensor:
-        """(b, l, m) -> (b, l, m), float32 where residual_in_fp32."""
+        """(b, l, m) -> (b, l, m), float32 if residual_in_fp32."""
         return self._residual(hidden) + self.mixer(self.norm(hidden), mask, documents)  # (b, l, m)
 
     def start(self, batch: int, length: int) -> State:
@@ -63,7 +63,7 @@ class MixerBlock(Block):
 
 
 class Backbone(nn.Module):
-    """Embedding, blocks and final norm; the model calls them."""
+    """Embedding, blocks and final norm, which the model calls itself."""
 
     def __init__(self, config: Config, mixer: Callable[[], Mixer]) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class MixerModel(LanguageModel):
 
     @property
     def blocks(self) -> list[Block]:
-        # All of them, whatever their class: sharding may have put each into another module.
+        # Cast without a check: sharding may have wrapped each block in another module.
         return cast("list[Block]", list(self.backbone.layers))
 
     @property
@@ -105,10 +105,10 @@ class MixerModel(LanguageModel):
         return self.backbone.norm_f(hidden)  # (b, l, m)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
-        """Make the first value of a parameter.
+        """Return a parameter's initial value, as in state-spaces' own training.
 
-        As state-spaces' own training (Gu & Dao 2023, section 3.6 and appendix C): delta starts
-        log-uniform in [dt_min, dt_max], the out projection scaled down by the depth (GPT-2).
+        See Gu & Dao 2023, section 3.6 and appendix C: delta starts log-uniform in [dt_min, dt_max],
+        and the out projection is scaled down by the depth (GPT-2).
         """
         c = self.config
         random = random_for(name, seed)
@@ -130,17 +130,17 @@ class MixerModel(LanguageModel):
         return (2 * uniform - 1) / (math.sqrt(fan_in) * depth)  # shape
 
     def initial_A_log(self, uniform: Tensor) -> Tensor:  # noqa: N802
-        """Make the first log(-A), of the shape of `uniform`, which is in [0, 1)."""
+        """Return the initial log(-A), in the shape of `uniform`, which is in [0, 1)."""
         raise NotImplementedError
 
 
 def initial_dt_bias(config: Config, uniform: Tensor) -> Tensor:
-    """Make delta's first bias: after softplus, log-uniform in [dt_min, dt_max]."""
+    """Return delta's initial bias: after the softplus, log-uniform in [dt_min, dt_max]."""
     low, high = math.log(config.dt_min), math.log(config.dt_max)
     dt = torch.exp(low + uniform * (high - low)).clamp(min=config.dt_init_floor)  # its shape
     return dt + torch.log(-torch.expm1(-dt))  # its shape, the inverse of softplus
 
 
 def shown(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Zeros in place of padding, which the convolution and the state then do not see."""
+    """Zero the padding, so that it does not affect the convolution and the state."""
     return x if mask is None else x * mask[..., None]  # (b, l, channels)

@@ -1,12 +1,12 @@
 """Mixtral language model (Jiang et al. 2024, "Mixtral of Experts"): Mistral with sparse MLPs.
 
-Glossary, beside that of training.models.llama, code name = the paper's symbol:
-    e = n         experts                      k = K     experts that see a token (top_k)
-    w1, w2, w3    an expert's three matrices, all experts' in one tensor
+Glossary, in addition to that of training.models.llama, code name = the paper's symbol:
+    e = n         experts                      k = K     experts per token (top_k)
+    w1, w2, w3    an expert's three matrices; one tensor holds those of all experts
     gate = W_g    chooses the experts          t         tokens of the batch, b l
 
-The experts have three tensors a layer, not three times n_expert: checkpoints name each expert's
-own (block_sparse_moe.experts.E.w1.weight). All other names are those of training.models.llama.
+A layer has three tensors for its experts, not three per expert: checkpoints store each expert's
+separately (block_sparse_moe.experts.E.w1.weight). Other names are those of training.models.llama.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from training.ops.route import balance_loss, experts, load, route
 
 
 class Experts(nn.Module):
-    """The experts; what each token is given of them is the sum of those chosen for it."""
+    """The experts; a token's result is the weighted sum of those chosen for it."""
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class SparseMLP(nn.Module):
         return self.routed(hidden)[0]  # (b, l, d_model)
 
     def routed(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, and the gate's logits (t, e) and choices (t, k)."""
+        """Compute `forward`, and return the gate's logits (t, e) and choices (t, k) as well."""
         x = hidden.flatten(0, 1)  # (t, d_model)
         weights, chosen, logits = route(x, self.gate.weight, self.top_k)  # (t, k | k | e)
         y = self.experts(x, weights, chosen)  # (t, d_model)
@@ -61,7 +61,7 @@ class SparseMLP(nn.Module):
 
 
 class SparseLayer(Layer):
-    """A layer of Mixtral: the same, with experts for the MLP."""
+    """A Mixtral layer: Mistral's, with experts instead of the MLP."""
 
     mlp: SparseMLP
 
@@ -70,10 +70,10 @@ class SparseLayer(Layer):
         return SparseMLP(config)
 
     def inner(self, hidden: Tensor, *context: Any) -> Any:
-        """(b, l, d_model) -> (b, l, d_model), and with `balanced` the experts' load (2, e).
+        """(b, l, d_model) -> (b, l, d_model), plus the experts' load (2, e) if `balanced`.
 
-        The load is a result like any other: so it is recomputed, compiled and sharded with the
-        block, and its gradient has the loss's scale, which one attached to the stream has not.
+        The load is an ordinary result, so it is recomputed, compiled and sharded with the block,
+        and its gradient has the loss's scale, unlike that of a loss attached to the stream.
         """
         *given, balanced = context  # cos, sin, mask, documents
         if not balanced:
@@ -88,9 +88,9 @@ class SparseLayer(Layer):
 
 
 class BalancedModel(LanguageModel):
-    """What models of layers with experts add to their loss, which learn to use all experts alike.
+    """Adds a load-balancing loss to models with experts, so that they learn to use all experts.
 
-    The context that they give their layers ends with whether a layer gives its load too, as that of
+    The context of their layers ends with a flag: whether a layer also returns its load, as
     SparseLayer does.
     """
 
@@ -99,7 +99,7 @@ class BalancedModel(LanguageModel):
     def context(
         self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
     ) -> tuple[Any, ...]:
-        """What the model gives otherwise, and that no block need give its load."""
+        """Return the model's usual context, with a flag that no block need return its load."""
         return (*super().context(hidden, mask, documents), False)
 
     def compute(
@@ -111,11 +111,11 @@ class BalancedModel(LanguageModel):
         total: Tensor | None,
         documents: Documents | None,
     ) -> Tensor:
-        """As every model; in training mode the loss has balance_coefficient * balance loss added.
+        """Compute as every model does; in training mode add balance_coefficient * the balance loss.
 
-        Not when evaluating: there the loss is the cross-entropy, of which perplexity is made.
-        The loads of all layers are one (as in transformers), of the rows that this rank reads, with
-        the other ranks of its context group where they share these. With a `total`, the balance
+        In evaluation the loss is the cross-entropy alone, from which perplexity is computed. The
+        loads of all layers are summed (as in transformers), over the rows that this rank reads, and
+        over the ranks of its context group, which share those rows. Given a `total`, the balance
         loss is scaled as the cross-entropy is: by the share of these targets.
         """
         coefficient = self.config.balance_coefficient

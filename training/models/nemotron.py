@@ -1,10 +1,10 @@
 """Nemotron-H language model (Blakeman et al. 2025, arXiv:2504.03624, section 2.1).
 
-Each layer is one of three: Mamba-2, attention without positions, or an MLP with the square of ReLU
-(So et al. 2021, "Primer"). The state space gives the order of the tokens.
+Each layer is Mamba-2, attention without positions, or an MLP with squared ReLU (So et al. 2021,
+"Primer"). The state space encodes the order of the tokens.
 
-Glossary: those of training.models.mamba2 and training.models.llama. Parameter names are those of
-the Hugging Face checkpoints.
+Glossary: see training.models.mamba2 and training.models.llama. Parameter names follow the Hugging
+Face checkpoints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.ops.norm import RMSNorm
 
 
 class SquaredReluMLP(nn.Module):
-    """Two linear layers, with the square of ReLU between them."""
+    """Two linear layers with squared ReLU between them."""
 
     def __init__(self, config: NemotronHConfig) -> None:
         super().__init__()

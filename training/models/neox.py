@@ -3,11 +3,11 @@
 Glossary:
     b          batch size              l          sequence length
     d_model    width of the stream     h          heads
-    d          channels of a head      r          those of them that turn (d_rotary)
+    d          channels of a head      r          rotated channels of a head (d_rotary)
     q, k, v    queries, keys, values   f          width of the MLP
     v (of logits)                      vocabulary size
 
-Parameter names are those of the Hugging Face checkpoints.
+Parameter names follow the Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.ops.rotary import angles, rotate
 
 
 class Attention(nn.Module):
-    """Attention whose queries and keys turn in a part of their channels."""
+    """Attention that rotates only part of the channels of queries and keys."""
 
     def __init__(self, config: NeoXConfig) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class Attention(nn.Module):
         return self.dense(o.flatten(2))  # (b, l, d_model)
 
     def heads(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, (b, l, h, d) each, the first two turned."""
+        """Return q, k and v, (b, l, h, d) each, with q and k rotated."""
         joined = self.query_key_value(hidden)  # (b, l, 3 d_model)
         heads = joined.unflatten(-1, (self.config.n_head, -1))  # (b, l, h, 3 d)
         q, k, v = heads.chunk(3, dim=-1)  # (b, l, h, d) each
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def advance(self, hidden: Tensor, state: State) -> Tensor:
-        """(b, l, d_model) -> (b, l, d_model), for the positions after those of the state."""
+        """(b, l, d_model) -> (b, l, d_model), for the positions after those in the state."""
         cos, sin = turns(self.config, hidden, int(state["count"]))  # (l, r) both
         q, k, v = self.heads(hidden, cos, sin)  # (b, l, h, d) each
         o = attention_from(state, q, k, v)  # (b, l, h, d)
@@ -66,7 +66,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two layers, with the exact GELU between them."""
+    """Two linear layers with the exact GELU between them."""
 
     def __init__(self, config: NeoXConfig) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class MLP(nn.Module):
 
 
 class Layer(Block):
-    """Attention and MLP, side by side (parallel_residual) or one after the other."""
+    """Attention and MLP, in parallel (parallel_residual) or one after the other."""
 
     def __init__(self, config: NeoXConfig) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Layer(Block):
         return self.joined(hidden, seen)  # (b, l, d_model)
 
     def joined(self, hidden: Tensor, seen: Tensor) -> Tensor:
-        """Join the stream, the attention's part, and the MLP's; (b, l, d_model) all."""
+        """Add attention's result and the MLP's to the residual stream; (b, l, d_model) all."""
         after = hidden + self.dropped(seen)  # (b, l, d_model)
         sees = hidden if self.config.parallel_residual else after  # (b, l, d_model)
         made = self.mlp(self.post_attention_layernorm(sees))  # (b, l, d_model)
@@ -105,7 +105,7 @@ class Layer(Block):
         return F.dropout(x, self.config.hidden_dropout, self.training)  # (b, l, d_model)
 
     def start(self, batch: int, length: int) -> State:
-        """Make the state: keys, already turned, and values; see training.ops.attention."""
+        """Return an empty state: rotated keys and values; see training.ops.attention."""
         heads = (batch, self.config.n_head, self.config.d_head)
         return start(self.attention.dense.weight, heads, length, window=0)
 
@@ -115,7 +115,7 @@ class Layer(Block):
 
 
 class Backbone(nn.Module):
-    """Embedding, layers and final norm; the names of the checkpoints ask for this module."""
+    """Embedding, layers and final norm; exists only for the parameter names of checkpoints."""
 
     def __init__(self, config: NeoXConfig) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Backbone(nn.Module):
 
 
 class NeoX(LanguageModel):
-    """The language model; dropouts are applied in training mode only."""
+    """The language model; dropout applies in training mode only."""
 
     def __init__(self, config: NeoXConfig) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class NeoX(LanguageModel):
 
     @property
     def blocks(self) -> list[Block]:
-        # All of them, whatever their class: sharding may have put each into another module.
+        # Cast without a check: sharding may have wrapped each block in another module.
         return cast("list[Block]", list(self.gpt_neox.layers))
 
     @property
@@ -150,7 +150,7 @@ class NeoX(LanguageModel):
     def context(
         self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
     ) -> tuple[Any, ...]:
-        """The angles' cos and sin (l, r), or (b, l, r) with documents, and what is given.
+        """Return cos and sin (l, r), or (b, l, r) with documents, then the mask and the documents.
 
         Padding has positions like any token.
         """
@@ -160,7 +160,7 @@ class NeoX(LanguageModel):
         return self.gpt_neox.final_layer_norm(hidden)  # (b, l, d_model)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
-        """Normal; what ends a residual branch is scaled down by the depth (GPT-2, section 2.3)."""
+        """Normal; a branch's last weights are scaled down by the depth (GPT-2, section 2.3)."""
         owner, _, kind = name.rpartition(".")
         module = owner.rpartition(".")[2]
         if kind == "bias":
@@ -176,9 +176,9 @@ class NeoX(LanguageModel):
 def turns(
     config: NeoXConfig, hidden: Tensor, first: int = 0, documents: Documents | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cos and sin (l, r) of the positions of hidden (b, l, d_model), counted from `first`.
+    """Return cos and sin (l, r) for the positions of hidden (b, l, d_model), counted from `first`.
 
-    Or (b, l, r), counted from where each document begins.
+    With documents: (b, l, r), counted from the start of each document.
     """
     positions = torch.arange(first, first + hidden.shape[1], device=hidden.device)  # (l,)
     if documents is not None:

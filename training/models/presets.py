@@ -1,4 +1,4 @@
-"""Named model sizes. Light: nothing here needs torch."""
+"""Named model sizes. No torch needed here."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _LLAMA3 = {
 
 
 def _granite(d_model: int, pattern: str, logits_scaling: float, **sizes: Any) -> Sizes:
-    """Make the sizes of a Granite 4 H model: what all published ones have, and its own."""
+    """Return the sizes of a Granite 4 H model: those common to all published ones, and its own."""
     common: dict[str, Any] = {
         "n_mamba_head": d_model // 32,
         "embedding_multiplier": 12.0,
@@ -167,7 +167,7 @@ _HYBRIDS: dict[str, Sizes] = {
     ),
 }
 _ALSO = {"mamba_9.8b": "bamba-9b"}
-"""Names that others have for a model: fms-fsdp's model_variant."""
+"""Other names for presets: the model_variant of fms-fsdp."""
 
 _TINY_HYBRID: dict[str, Any] = {
     **{"d_model": 128, "vocab_size": 256, "n_head": 4, "n_kv_head": 2},
@@ -175,7 +175,7 @@ _TINY_HYBRID: dict[str, Any] = {
 }
 
 PRESETS: dict[str, Sizes] = {
-    # Bytes as tokens; 80 steps of 8 x 128 bytes take ten seconds on two cores.
+    # Tokens are bytes; 80 steps of 8 x 128 bytes take ten seconds on two cores.
     "mamba-tiny": MambaConfig(d_model=128, n_layer=2, vocab_size=256),
     "mamba2-tiny": Mamba2Config(
         d_model=128, n_layer=2, vocab_size=256, d_state=32, head_dim=32, chunk_size=64
@@ -204,7 +204,7 @@ PRESETS: dict[str, Sizes] = {
     ),
     **{f"state-spaces/mamba-{size}": config for size, config in _MAMBA.items()},
     **{f"state-spaces/mamba2-{size}": config for size, config in _MAMBA2.items()},
-    # The largest of AWS's Mamba-2 for Neuron: one group for each of 8 cores that share it.
+    # The largest of AWS's Mamba-2 models for Neuron: one group for each of the 8 cores sharing it.
     "mamba2-7b": Mamba2Config(d_model=4096, n_layer=64, head_dim=128, n_groups=8),
     **_HYBRIDS,
     **{f"llama2-{size}": config for size, config in _LLAMA2.items()},
@@ -233,9 +233,9 @@ PRESETS: dict[str, Sizes] = {
 
 
 def preset(name: str) -> Sizes:
-    """Look up the sizes of a named model; `...-hf` is the same model under its other hub name.
+    """Look up the sizes of a named model; `...-hf` is the same model's other name on the hub.
 
-    Raises RequestError for an unknown name, with the nearest one.
+    Raises RequestError for an unknown name, suggesting the nearest known one.
     """
     found = PRESETS.get(_ALSO.get(name, name.removesuffix("-hf")))
     if found is None:

@@ -1,4 +1,4 @@
-"""The sizes of each model family, checked when they are made. Light: nothing here needs torch."""
+"""Sizes of each model family, checked on creation. No torch needed here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from training.models import bounds
 from training.ops.rope_scaling import RopeScaling
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh")
-"""What an MLP of Llama or Mistral may be made with, by transformers' names."""
+"""Activations that an MLP of Llama or Mistral may have, by their names in transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What every language model has; raises RequestError with all that does not fit."""
+    """Sizes that every language model has; raises RequestError with all faults found."""
 
     family: ClassVar[str] = ""
 
@@ -28,22 +28,22 @@ class Sizes:
     tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        # Relations between sizes are only asked of sizes that are some.
+        # Check relations between sizes only if each size is valid on its own.
         if found := bounds.faults(self, self.least) or self.faults():
             raise RequestError.of(found)
 
     def least(self, name: str) -> int:
-        """Give the least that a whole number may be."""
+        """Return the minimum of a whole number."""
         return 1
 
     def faults(self) -> list[str]:
-        """List the sizes that do not go with each other."""
+        """List the inconsistencies between sizes."""
         return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateSpaceConfig(Sizes):
-    """Sizes that both Mambas have."""
+    """Sizes that Mamba-1 and Mamba-2 share."""
 
     tie_embeddings: bool = True
     d_conv: int = 4
@@ -95,13 +95,13 @@ class Mamba2Config(StateSpaceConfig):
     head_dim: int = 64
     n_groups: int = 1  # heads of one group share B and C
     chunk_size: int = 256
-    norm_across_groups: bool = False  # the gated norm's mean square: of all channels, or a group's
-    dt_limit_low: float = 0.0  # delta is at least this, after its softplus
-    dt_limit_high: float = 0.0  # and at most this; 0: no limit
+    norm_across_groups: bool = False  # gated norm: one mean square for all channels, not per group
+    dt_limit_low: float = 0.0  # minimum of delta after the softplus
+    dt_limit_high: float = 0.0  # maximum of delta; 0: none
 
     @property
     def dt_limit(self) -> tuple[float, float]:
-        """The least and the greatest delta."""
+        """The minimum and maximum of delta."""
         return self.dt_limit_low, self.dt_limit_high or math.inf
 
     @property
@@ -136,7 +136,7 @@ class LlamaConfig(Sizes):
 
     vocab_size: int = 32000
     n_head: int
-    n_kv_head: int  # fewer than n_head: grouped-query attention (Ainslie et al. 2023)
+    n_kv_head: int  # less than n_head: grouped-query attention (Ainslie et al. 2023)
     d_ff: int
     head_dim: int = 0  # 0: d_model / n_head
     rope_theta: float = 10000.0
@@ -144,7 +144,7 @@ class LlamaConfig(Sizes):
     hidden_act: str = "silu"  # of the MLP: one of ACTIVATIONS
     attention_bias: bool = False
     mlp_bias: bool = False
-    context: int = 4096  # positions that it is meant for; written to other formats, no limit here
+    context: int = 4096  # intended positions; written to other formats, not enforced here
 
     @property
     def d_head(self) -> int:
@@ -152,12 +152,12 @@ class LlamaConfig(Sizes):
 
     @property
     def d_rotary(self) -> int:
-        """Channels of a head that turn with the position."""
+        """Channels of a head that rotate with the position."""
         return self.d_head
 
     @property
     def query_scale(self) -> float:
-        """What queries are multiplied with, beside attention's own 1 / sqrt(d_head)."""
+        """Factor on queries, in addition to attention's own 1 / sqrt(d_head)."""
         return 1.0
 
     def least(self, name: str) -> int:
@@ -182,11 +182,11 @@ class LlamaConfig(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class MistralConfig(LlamaConfig):
-    """A Llama whose positions see the last `window` positions only (Jiang et al. 2023)."""
+    """Llama with sliding-window attention over the last `window` positions (Jiang et al. 2023)."""
 
     family: ClassVar[str] = "mistral"
 
-    window: int = 4096  # 0: all positions before
+    window: int = 4096  # 0: all earlier positions
 
     def least(self, name: str) -> int:
         return 0 if name == "window" else super().least(name)
@@ -194,13 +194,13 @@ class MistralConfig(LlamaConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MixtralConfig(MistralConfig):
-    """A Mistral with experts in place of each MLP (Jiang et al. 2024, section 2)."""
+    """Mistral with experts in place of each MLP (Jiang et al. 2024, section 2)."""
 
     family: ClassVar[str] = "mixtral"
 
     window: int = 0
     n_expert: int = 8
-    top_k: int = 2  # experts that see a token
+    top_k: int = 2  # experts per token
     balance_coefficient: float = 0.0  # of the load-balancing loss (Fedus et al. 2021, section 2.2)
 
     def faults(self) -> list[str]:
@@ -223,7 +223,7 @@ class NeoXConfig(Sizes):
     vocab_size: int = 50432
     n_head: int
     d_ff: int
-    rotary_pct: float = 0.25  # of a head's channels that are rotated
+    rotary_pct: float = 0.25  # share of a head's channels that rotate
     rope_theta: float = 10000.0
     parallel_residual: bool = True  # attention and MLP see the same input
     attention_bias: bool = True
