@@ -1,1 +1,1 @@
-"""The operations that models are made of, one file each, in plain PyTorch."""
+"""The operations that models consist of, one per file, in plain PyTorch."""

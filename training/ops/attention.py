@@ -1,18 +1,18 @@
-"""Causal softmax attention, grouped-query, over all positions before or a window of them.
+"""Causal softmax attention with grouped queries, over all earlier positions or a window of them.
 
     o[i] = sum over j of softmax(q[i] k[j] / sqrt(d))[j] v[j],  j <= i, and j > i - window
 
-and of a row of several documents, those j that are of the same one as i.
+and, in a row of several documents, only those j in the same document as i.
 
 Shapes: b batch, l queries, s keys, h heads of the queries, g heads of the keys (g divides h;
-Ainslie et al. 2023), p = h / g, d channels of a head. The last query stands at the last key: in
-training l = s, in generation s counts the keys that are remembered too.
+Ainslie et al. 2023), p = h / g, d channels of a head. The last query is at the position of the
+last key: in training l = s, in generation s also counts the remembered keys.
 
-How the torch one computes it. Dao et al. 2022 ("FlashAttention"), algorithm 1: for a block of
-queries the blocks of keys go by, with a running maximum and a running sum of the softmax. Blocks
-that lie wholly in the future, before the window or in earlier documents are skipped. Kept for the
-backward pass are the inputs, the output and each row's log-sum-exp; the weights are computed again
-(algorithm 4). The p heads that share their keys are rows of one matrix product.
+The torch implementation follows Dao et al. 2022 ("FlashAttention"), algorithm 1: each block of
+queries visits the blocks of keys, with a running maximum and a running sum for the softmax. Blocks
+entirely in the future, before the window or in earlier documents are skipped. The backward pass
+keeps the inputs, the output and each row's log-sum-exp, and recomputes the weights (algorithm 4).
+The p heads that share keys are rows of one matrix product.
 
 Shapes of a block: c queries, e keys, r = p c rows.
 """
@@ -37,13 +37,13 @@ from training.ops.piece_attention import attend
 from training.ops.pieces import Piece
 
 BLOCK = 128
-"""Queries, and keys, of one block."""
+"""Number of queries, and of keys, in a block."""
 
 SHORT = 512
-"""Keys of a row up to which sdpa takes less time for documents on a CPU."""
+"""Longest row, in keys, for which sdpa is faster with documents on a CPU."""
 
 LEAST = -1e30
-"""The running maximum before the first key: finite, so that a row without keys has no NaN."""
+"""Initial running maximum: finite, so that a row without keys does not become NaN."""
 
 log = logging.getLogger("training.ops")
 
@@ -60,18 +60,18 @@ def attention(
 ) -> Tensor:
     """Compute o of the equation above, for q (b, l, h, d) and k, v (b, s, g, d), l <= s.
 
-    window: positions that one sees, itself included; 0: all before. mask (b, s): False where a key
-    is padding. dropout: the share of the weights that is dropped. documents: of the keys (b, s),
-    the last l of which are the queries' own. A row that sees nothing is 0.
-    Of a piece of rows, k and v are its own, (b, l, g, d), and there is neither mask nor dropout.
-    Softmax is float32 (float64 for float64 inputs); the result (b, l, h, d) has the dtype of q.
+    window: positions that a query sees, its own included; 0: all earlier ones. mask (b, s): False
+    for keys that are padding. dropout: the share of the weights to drop. documents: of the keys (b,
+    s); the last l positions are the queries'. A row that sees nothing is 0. For a piece of rows, k
+    and v are the piece's own, (b, l, g, d); mask and dropout are not allowed. Softmax is float32
+    (float64 for float64 inputs); the result (b, l, h, d) has the dtype of q.
     """
     if isinstance(documents, Piece):
         seen = functools.partial(attention, window=window, documents=documents.sight)
         return attend(seen, q, k, v, documents)  # (b, l, h, d)
-    window = 0 if window >= k.shape[1] else window  # one that holds all keys is none
+    window = 0 if window >= k.shape[1] else window  # a window over all keys is none
     whole = mask is None and not window and documents is None and q.shape[1] in (1, k.shape[1])
-    # On a CPU. Of short rows sdpa computes what it hides as well, and is done sooner.
+    # On a CPU with short rows sdpa is faster, although it also computes what it hides.
     few = documents is not None and k.shape[1] <= SHORT and mask is None and not (window or dropout)
     run = (CHOICE if q.is_cuda or whole or few else MASKED)(q)
     o: Tensor = run(q, k, v, window, mask, dropout, documents)  # (b, l, h, d)
@@ -79,17 +79,17 @@ def attention(
 
 
 def start(like: Tensor, heads: tuple[int, int, int], length: int, window: int) -> dict[str, Tensor]:
-    """Make what `attention_from` remembers, for a text of at most `length` positions.
+    """Make the state of `attention_from`, for a text of at most `length` positions.
 
-    heads (b, g, d); keys and values have the device and dtype of `like`. With a window that is
-    shorter than the text they are a ring, where position i is at i modulo the window.
+    heads is (b, g, d); keys and values have the device and dtype of `like`. With a window shorter
+    than the text they are a ring buffer, with position i at i modulo the window.
     """
     b, g, d = heads
     n = min(length, window) if window else length
     return {
         "k": like.new_zeros((b, n, g, d)),
         "v": like.new_zeros((b, n, g, d)),
-        "count": torch.zeros((), dtype=torch.long, device="cpu"),  # here no GPU is waited for
+        "count": torch.zeros((), dtype=torch.long, device="cpu"),  # on the CPU: no wait for a GPU
     }
 
 
@@ -97,9 +97,9 @@ def start(like: Tensor, heads: tuple[int, int, int], length: int, window: int) -
 def attention_from(
     state: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, *, window: int = 0
 ) -> Tensor:
-    """Compute `attention` for the next positions, and bring the state up to date.
+    """Compute `attention` for the next positions and update the state.
 
-    q (b, l, h, d), k, v (b, l, g, d), l >= 1 -> (b, l, h, d). Raises RequestError where the text
+    q (b, l, h, d), k, v (b, l, g, d), l >= 1 -> (b, l, h, d). Raises RequestError if the text
     becomes longer than the state was made for.
     """
     count, n, l = int(state["count"]), state["k"].shape[1], k.shape[1]  # noqa: E741
@@ -110,7 +110,7 @@ def attention_from(
         )
     keys, values = state["k"], state["v"]  # (b, n, g, d)
     if count + l > n and l > 1:
-        # In order, where new ones see each other; and before these overwrite the oldest.
+        # Several new positions need the old keys in order, and before they are overwritten.
         past = torch.arange(max(0, count - n), count, device=k.device) % n  # (<= n,)
         keys = torch.cat((keys[:, past], k), dim=1)  # (b, s, g, d)
         values = torch.cat((values[:, past], v), dim=1)  # (b, s, g, d)
@@ -118,14 +118,14 @@ def attention_from(
     state["k"][:, slots] = k[:, -n:]  # (b, <= l, g, d)
     state["v"][:, slots] = v[:, -n:]  # (b, <= l, g, d)
     if keys is state["k"]:
-        # Those that are held; a position that comes alone sees all of them, in whatever order.
+        # Only the filled part. A single position sees all of it, in whatever order.
         keys, values = keys[:, : count + l], values[:, : count + l]  # (b, s, g, d)
     state["count"] += l
     return attention(q, keys, values, window=window)  # (b, l, h, d)
 
 
 class _Blocks:
-    """The inputs, wide, a block at a time: a bfloat16 sequence is never held in float32."""
+    """The inputs, in float32 or wider, a block at a time: bfloat16 is never widened as a whole."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Blocks:
         self.scale = 1 / math.sqrt(q.shape[-1])
 
     def rows(self, x: Tensor, at: int) -> Tensor:
-        """(b, l, h, d) -> the block from `at` on, (b, g, r, d)."""
+        """(b, l, h, d) -> the block that starts at `at`, (b, g, r, d)."""
         block = x[:, at : at + BLOCK].unflatten(2, (self.k.shape[2], -1))  # (b, c, g, p, d)
         return block.permute(0, 2, 3, 1, 4).flatten(2, 3).to(self.work)  # (b, g, r, d)
 
@@ -155,11 +155,11 @@ class _Blocks:
         return block.unflatten(2, (p, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)  # (b, c, h, d)
 
     def keys(self, x: Tensor, at: int) -> Tensor:
-        """(b, s, g, d) -> the block from `at` on, (b, g, e, d)."""
+        """(b, s, g, d) -> the block that starts at `at`, (b, g, e, d)."""
         return x[:, at : at + BLOCK].transpose(1, 2).to(self.work)  # (b, g, e, d)
 
     def seen(self, at: int) -> Iterator[int]:
-        """Where the blocks of keys begin that some query of the block from `at` on sees."""
+        """Yield the start of each block of keys that some query of the block at `at` sees."""
         first = self.past + at  # the position of the first query
         begin = max(0, first - self.window + 1) if self.window else 0
         if self.documents is not None:
@@ -167,7 +167,7 @@ class _Blocks:
         return iter(range(begin, min(first + BLOCK, self.k.shape[1]), BLOCK))
 
     def scores(self, q: Tensor, k: Tensor, at: int, to: int) -> Tensor:
-        """The scores of q (b, g, r, d), scaled, with k (b, g, e, d): (b, g, r, e), or -inf."""
+        """Score scaled q (b, g, r, d) with k (b, g, e, d): (b, g, r, e), -inf where hidden."""
         scores = q @ k.transpose(2, 3)  # (b, g, r, e)
         c, e = min(BLOCK, self.q.shape[1] - at), k.shape[2]
         behind = self.past + at - to  # from the first key to the first query
@@ -192,10 +192,10 @@ class _Blocks:
         return scores
 
     def kept(self, like: Tensor, at: int, to: int) -> Tensor | None:
-        """What dropout multiplies the weights (b, g, r, e) with; the same in both passes."""
+        """Return dropout's factors on the weights (b, g, r, e), the same in both passes."""
         if not self.dropout:
             return None
-        # A source for each pair of blocks: the backward pass may meet them in any order.
+        # A generator per pair of blocks: the backward pass may visit them in any order.
         pair = (at * self.k.shape[1] + to) // BLOCK
         source = torch.Generator(like.device).manual_seed(self.seed + pair)
         chance = torch.rand(like.shape, generator=source, device=like.device)  # (b, g, r, e)
@@ -216,7 +216,7 @@ class _Attention(torch.autograd.Function):
         dropout: float,
         documents: Documents | None,
     ) -> Tensor:
-        # Drawn from the one source that recomputation sets back.
+        # Drawn from the generator that recomputation restores.
         seed = int(torch.randint(1 << 40, ())) if dropout else 0
         blocks = _Blocks(q, k, v, window, mask, dropout, documents, seed)
         o = torch.empty_like(q)  # (b, l, h, d)
@@ -290,11 +290,11 @@ def _sdpa(
     l, s = q.shape[1], k.shape[1]  # noqa: E741
     p = q.shape[2] // k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (b, h or g, l or s, d)
-    # Keys are written once a query head: torch 2.2 knows no groups.
+    # Repeat keys and values for each query head: torch 2.2 has no grouped queries.
     k, v = (x[:, :, None].expand(-1, -1, p, -1, -1).flatten(1, 2) for x in (k, v))  # (b, h, s, d)
     run = functools.partial(F.scaled_dot_product_attention, q, k, v, dropout_p=dropout)
     if mask is None and not window and documents is None and l in (1, s):
-        # One query sees every key; as many as keys is the case that the kernels know.
+        # A single query sees every key; with l = s, the kernels' own causal mask is right.
         return run(is_causal=l > 1).transpose(1, 2)  # (b, l, h, d)
     seen = _near(l, s, window, q.device)  # (l, s)
     if documents is not None:
@@ -304,13 +304,13 @@ def _sdpa(
     if mask is None:
         return run(attn_mask=seen).transpose(1, 2)  # (b, l, h, d)
     seen = seen & mask[:, None, None, :]  # (b, 1, l, s)
-    # Some kernels give NaN for a row that sees nothing: it sees all, and is set to 0 after.
+    # Some kernels return NaN for a row that sees nothing: let it see all, then set it to 0.
     empty = ~seen.any(-1, keepdim=True)  # (b, 1, l, 1)
     return run(attn_mask=seen | empty).masked_fill(empty, 0).transpose(1, 2)  # (b, l, h, d)
 
 
 def _near(l: int, s: int, window: int, device: torch.device) -> Tensor:  # noqa: E741
-    """What the last l of s positions see, (l, s), bool: those before, within the window."""
+    """Return what the last l of s positions see, (l, s), bool: earlier ones within the window."""
     rows = torch.arange(s - l, s, device=device)[:, None]  # (l, 1)
     distance = rows - torch.arange(s, device=device)  # (l, s)
     seen = distance >= 0  # (l, s)
@@ -318,7 +318,7 @@ def _near(l: int, s: int, window: int, device: torch.device) -> Tensor:  # noqa:
 
 
 def _same(documents: Documents, l: int) -> Tensor:  # noqa: E741
-    """Which positions are of one document as the last l, (b, 1, l, s), bool."""
+    """Return which positions share a document with the last l, (b, 1, l, s), bool."""
     numbers = documents.seq_idx  # (b, s)
     return (numbers[:, -l:, None] == numbers[:, None, :])[:, None]  # (b, 1, l, s)
 
@@ -332,7 +332,7 @@ def _flash(
     dropout: float,
     documents: Documents | None = None,
 ) -> Tensor:
-    """flash-attn's CUDA kernel (2.4.1 or later); it knows neither padding nor large heads."""
+    """flash-attn's CUDA kernel (2.4.1 or later); leaves padding and large heads to sdpa."""
     if mask is not None or q.shape[-1] > 256:
         _tell("padding" if mask is not None else "heads of more than 256 channels")
         return _sdpa(q, k, v, window, mask, dropout, documents)  # (b, l, h, d)
@@ -379,5 +379,5 @@ _TORCH = Implementation(name="torch", run=_Attention.apply)
 CHOICE = Choice("attention", [_FLASH, _SDPA, _TORCH])
 
 MASKED = Choice("attention", [_FLASH, _TORCH, _SDPA])
-"""On a CPU, with a window, padding, documents in longer rows or keys before the queries: sdpa then
-computes what it hides too, and is slower."""
+"""On a CPU with a window, padding, documents in longer rows, or keys before the queries: sdpa is
+slower there, as it also computes what is hidden."""

@@ -1,7 +1,7 @@
-"""Causal depthwise convolution over time: each channel sees itself and its last steps.
+"""Causal depthwise convolution over time: each channel sees its own last k steps.
 
-y[t] = bias + sum over j of weight[j] x[t - (k - 1) + j], zeros before the start of the document;
-then SiLU where it is asked for. Gu & Dao 2023, section 3.4.
+y[t] = bias + sum over j of weight[j] x[t - (k - 1) + j], with zeros before the start of the
+document; then optionally SiLU. Gu & Dao 2023, section 3.4.
 
 Shapes: b batch, l length, d channels, k taps.
 """
@@ -29,10 +29,10 @@ def causal_conv1d(
     silu: bool = False,
     documents: Documents | None = None,
 ) -> Tensor:
-    """Compute y (b, l, d) for x (b, l, d), weight (d, 1, k) as nn.Conv1d holds it and bias (d).
+    """Compute y (b, l, d) for x (b, l, d), weight (d, 1, k) as in nn.Conv1d, and bias (d).
 
-    documents: of x; without them each row is one. Of a piece of rows, the taps that lie in the rank
-    before are passed on from there. Raises RequestError where the pieces are too short for that.
+    documents: of x; without them each row is one document. For a piece of rows, the inputs before
+    it come from the previous rank. Raises RequestError if the pieces are too short for that.
     """
     if isinstance(documents, Piece) and weight.shape[-1] > 1:
         taps = weight.shape[-1] - 1
@@ -46,7 +46,7 @@ def causal_conv1d(
 def causal_conv1d_step(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bool = False
 ) -> Tensor:
-    """Compute the same after the last k - 1 inputs, (b, k - 1, d), which are brought up to date."""
+    """Compute `causal_conv1d` after the last k - 1 inputs, state (b, k - 1, d), and update it."""
     seen = torch.cat((state, x), dim=1)  # (b, k - 1 + l, d)
     if state.shape[1]:
         state.copy_(seen[:, -state.shape[1] :])  # (b, k - 1, d)
@@ -57,9 +57,10 @@ def causal_conv1d_step(
 class _Conv(torch.autograd.Function):
     """A sum of k shifted products: nn.Conv1d on (b, d, l) would not keep the channels contiguous.
 
-    Only x is kept; with SiLU, what goes into it is computed again. Each tap reaches a step further
-    back than the next. Where that is beyond the beginning of a document, y is nothing up to then,
-    as the oldest tap comes first, and dy nothing from then on, as it comes last.
+    Only x is saved; SiLU's input is recomputed. A tap must not reach beyond the start of a
+    document. The forward pass therefore adds the oldest tap first and, at the positions from which
+    it reaches too far, sets y back to 0 after it; the backward pass adds it last and sets dy to 0
+    there from then on.
     """
 
     @staticmethod
@@ -83,7 +84,7 @@ class _Conv(torch.autograd.Function):
         if ctx.silu:
             y = _convolved(x, weight, bias, ctx.documents)  # (b, l, d)
             dy = torch.ops.aten.silu_backward(dy, y)  # (b, l, d)
-        if ctx.documents is not None:  # it is changed, which one that is given may not be
+        if ctx.documents is not None:  # dy is changed below; the given gradient must not be
             dy = dy.contiguous() if ctx.silu else dy.clone(memory_format=torch.contiguous_format)
         wide = torch.promote_types(x.dtype, torch.float32)
         dbias = None if bias is None else dy.sum((0, 1), dtype=wide).to(bias.dtype)  # (d,)
@@ -95,7 +96,7 @@ class _Conv(torch.autograd.Function):
                 dy.view(-1, dy.shape[2]).index_fill_(0, ctx.documents.before(back), 0)
             later = dy[:, back:]  # (b, l - back, d)
             _but_last(dx, back).addcmul_(later, tap)
-            # In the memory of the first product: new memory takes longer than a product.
+            # Into the memory of the first product: allocating takes longer than multiplying.
             pairs = torch.mul(later, _but_last(x, back), out=met[:, back:])  # (b, l - back, d)
             sums.append(pairs.sum((0, 1), dtype=wide))
         dweight = torch.stack(sums[::-1], dim=1)[:, None].to(weight.dtype)  # (d, 1, k)
@@ -103,14 +104,14 @@ class _Conv(torch.autograd.Function):
 
 
 def _taps(weight: Tensor) -> list[Tensor]:
-    """Give each tap's weights, (d,), the newest first; apart, as strided ones double the time."""
+    """Return each tap's weights (d,), newest first; contiguous, as strided ones double the time."""
     return list(reversed(weight[:, 0].t().contiguous().unbind()))
 
 
 def _convolved(
     x: Tensor, weight: Tensor, bias: Tensor | None, documents: Documents | None = None
 ) -> Tensor:
-    """Compute y (b, l, d) of x (b, l, d), before which is nothing."""
+    """Compute y (b, l, d) from x (b, l, d), with zeros before it."""
     dtype = torch.promote_types(x.dtype, weight.dtype)
     y = torch.zeros(x.shape, dtype=dtype, device=x.device)  # (b, l, d)
     for back, tap in reversed(list(enumerate(_taps(weight)))):
@@ -121,7 +122,7 @@ def _convolved(
 
 
 def _but_last(x: Tensor, steps: int) -> Tensor:
-    """All positions of x (b, l, d) but so many last ones, (b, l - steps, d); or none."""
+    """Return all but the last `steps` positions of x (b, l, d): (b, l - steps, d), or none."""
     return x[:, : max(0, x.shape[1] - steps)]
 
 
@@ -130,7 +131,7 @@ def _torch(
 ) -> Tensor:
     if documents is not None and documents.is_fixed:
         return torch_ops.masked_conv1d(x, weight, bias, silu, documents)  # (b, l, d)
-    documents = documents if weight.shape[-1] > 1 else None  # one tap sees nothing before
+    documents = documents if weight.shape[-1] > 1 else None  # a single tap sees no earlier steps
     y: Tensor = _Conv.apply(x, weight, bias, silu, documents)  # (b, l, d)
     return y
 
@@ -138,9 +139,10 @@ def _torch(
 def _fast(
     x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, documents: Documents | None
 ) -> Tensor:
-    """Dao's CUDA kernel; it takes (b, d, l) with contiguous channels as it is.
+    """Dao's CUDA kernel; it takes (b, d, l) with contiguous channels without a copy.
 
-    But only in multiples of 8: channels, and what lies between steps, as of a part of a projection.
+    It needs multiples of 8: the channels, and the strides between steps, which may be those of a
+    slice of a projection.
     """
     from causal_conv1d import causal_conv1d_fn
 

@@ -1,7 +1,7 @@
-"""Which implementation of an operation runs: the first that can, or the one that is forced.
+"""Choose the implementation of an operation: the first that can run, or the one that is forced.
 
-TRAINING_OPS forces, as `selective_scan=torch,attention=sdpa`. What runs is logged once for each
-operation.
+TRAINING_OPS forces implementations, as in `selective_scan=torch,attention=sdpa`. The choice is
+logged once for each operation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = (
 )
 
 IN_PIECES = " with context_parallel"
-"""When an operation takes a part of a sequence and hands its state on."""
+"""`Choice.when` of operations that take a part of a sequence and pass on their state."""
 
 log = logging.getLogger("training.ops")
 
@@ -40,8 +40,8 @@ log = logging.getLogger("training.ops")
 class Implementation:
     """One way to compute an operation.
 
-    `unfit` tells why it cannot take a tensor like this one, or says nothing; `module` must be there
-    to be imported, and is imported only for a tensor that fits.
+    `unfit` returns why it cannot take a tensor like this one, or an empty string; `module` must
+    be importable, and is imported only for a tensor that fits.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Implementation:
     unfit: Callable[[Tensor], str] = lambda like: ""
 
     def obstacle(self, like: Tensor) -> str:
-        """Tell why it cannot run; an empty word where it can."""
+        """Return why it cannot run; empty if it can."""
         return self.unfit(like) or (absent(self.module) if self.module else "")
 
 
 class Choice:
-    """An operation's implementations, the best first; the last one takes everything.
+    """An operation's implementations, best first; the last one takes everything.
 
-    `when` says, for an error, when only these are there.
+    `when` says, for an error, in which case only these exist.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Choice:
         self._chosen: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, like: Tensor) -> Callable[..., Any]:
-        """Choose for a tensor like this one. Raises RequestError for a forced one that cannot."""
+        """Choose for a tensor like this one. Raises RequestError if a forced one cannot run."""
         forced = os.environ.get(VARIABLE, "")
         key = (forced, like.device.type, like.dtype)
         run = self._chosen.get(key)
@@ -100,7 +100,7 @@ _hidden = False
 
 
 def hide_from_compiler() -> None:
-    """Let torch.compile go around the implementations, whose loops it would unroll."""
+    """Hide the implementations from torch.compile, which would unroll their loops."""
     global _hidden
     if not _hidden:
         _hidden = True
@@ -114,7 +114,7 @@ def _opaque(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.lru_cache
 def parse(forced: str) -> dict[str, str]:
-    """Read `op=implementation,...`. Raises RequestError for an operation that there is not."""
+    """Read `op=implementation,...`. Raises RequestError for an unknown operation."""
     pairs = {}
     for word in filter(None, forced.split(",")):
         name, separator, wanted = (part.strip() for part in word.partition("="))
@@ -126,25 +126,25 @@ def parse(forced: str) -> dict[str, str]:
 
 
 def on_gpu(like: Tensor) -> str:
-    """Tell that a tensor is not on a GPU."""
+    """Return why a tensor does not fit: it is not on a GPU. Empty if it fits, as below."""
     return "" if like.is_cuda else f"it needs a GPU, and the tensors are on {like.device.type}"
 
 
 def on_gpu_at_most_float32(like: Tensor) -> str:
-    """Tell that a tensor is not on a GPU, or that it is wider."""
+    """Return why a tensor does not fit: it is not on a GPU, or is float64."""
     wide = "it computes in float32, and the tensors are float64"
     return on_gpu(like) or (wide if like.dtype == torch.float64 else "")
 
 
 def on_neuron(like: Tensor) -> str:
-    """Tell that a tensor is not on a Neuron device, which XLA's device is where NKI is."""
+    """Return why a tensor does not fit: it is not on a Neuron device (XLA's device with NKI)."""
     where = like.device.type
     return "" if where == "xla" else f"it needs a Neuron device, and the tensors are on {where}"
 
 
 @functools.lru_cache
 def absent(module: str) -> str:
-    """Tell why a module cannot be imported."""
+    """Return why a module cannot be imported; empty if it can."""
     try:
         importlib.import_module(module)
     except Exception as error:  # compiled extensions fail in many ways

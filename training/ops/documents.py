@@ -1,11 +1,10 @@
-"""Where documents begin in a batch, so that nothing of one is seen in the next.
+"""Where documents begin in a batch, so that nothing leaks from one into the next.
 
-The models take `seq_idx`, by the name and with the meaning that causal-conv1d and mamba-ssm have
-for it; the operations take `Documents`, which has what they need of it, each made once a batch,
-when it is first asked for.
+Models take `seq_idx`, with the name and meaning that causal-conv1d and mamba-ssm give it.
+Operations take `Documents`, which derives what they need from it, once a batch and on demand.
 
 Shapes: b batch, l length, k taps of a convolution, c steps of a chunk, n documents of the batch,
-r some positions, of all (b l).
+r selected positions out of all (b l).
 """
 
 from __future__ import annotations
@@ -20,42 +19,42 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FORGETS = 104.0
-"""A decay by so large an exponent is 0 in float32: e^-104 is below its least number."""
+"""Exponent beyond which a decay is 0 in float32: e^-104 is below its smallest number."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the steps of a chunk see, 1 or 0: of each other, of what was before, up to the end."""
+    """Which steps of a chunk see each other, what came before, and the chunk's end: 1 or 0."""
 
-    inside: Tensor  # (b, 1, c, c): step i and an earlier j, or itself, are of one document
-    before: Tensor  # (b, 1, 1, c): a step is of the document that the step before the chunk is of
-    until: Tensor  # (b, 1, 1, c): a step is of the document that the chunk ends with
+    inside: Tensor  # (b, 1, c, c): step i and an earlier j, or i itself, share a document
+    before: Tensor  # (b, 1, 1, c): a step shares a document with the step before the chunk
+    until: Tensor  # (b, 1, 1, c): a step shares a document with the end of the chunk
 
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """The documents of a batch: seq_idx (b, l), int32, is the number of each position's own.
+    """The documents of a batch: seq_idx (b, l), int32, numbers the document of each position.
 
-    It counts from 0 in every row and goes up by one where the next document begins.
+    Numbers start at 0 in every row and go up by one where the next document begins.
     """
 
     seq_idx: Tensor
 
     @classmethod
     def of(cls, seq_idx: Tensor | None) -> Documents | None:
-        """Make them of what a model is given, which may be nothing."""
+        """Wrap a model's seq_idx, which may be None."""
         return None if seq_idx is None else cls(seq_idx)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether shapes may not depend on where documents begin: XLA would compile each anew."""
+        """Whether shapes must not depend on where documents begin: XLA would recompile for each."""
         return self.seq_idx.device.type == "xla"
 
     @cached_property
     def begins(self) -> Tensor:
-        """Where a document begins, (b, l), bool; but for the first of a row, before which is none.
+        """Where a document begins, (b, l), bool, except for the first of a row.
 
-        That one needs no care: it begins with nothing in any case.
+        The first needs no special care, as nothing comes before it.
         """
         return F.pad(self.seq_idx[:, 1:] != self.seq_idx[:, :-1], (1, 0))  # (b, l)
 
@@ -67,9 +66,9 @@ class Documents:
 
     @cached_property
     def positions(self) -> Tensor:
-        """The place of each position in its document, (b, l), int64."""
+        """The position of each token within its document, (b, l), int64."""
         at = torch.arange(self.seq_idx.shape[1], device=self.seq_idx.device)  # (l,)
-        if self.is_fixed:  # XLA 2.7 fails to compile cummax; a document begins after all before it
+        if self.is_fixed:  # XLA 2.7 cannot compile cummax; count the steps of earlier documents
             return at - (self.seq_idx[:, None] < self.seq_idx[..., None]).sum(2)  # (b, l)
         return at - torch.where(self.begins, at, 0).cummax(1).values  # (b, l)
 
@@ -80,16 +79,16 @@ class Documents:
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """Where each document begins in all rows in a line, and the end, (n + 1,), int32."""
+        """Where each document begins in the concatenated rows, and the end, (n + 1,), int32."""
         starts = self.begins.clone()  # (b, l)
         starts[:, 0] = True
         found = starts.flatten().nonzero()[:, 0]  # (n,)
         return F.pad(found, (0, 1), value=starts.numel()).int()  # (n + 1,)
 
     def last_seqlens(self, last: int) -> Tensor:
-        """Where each document ends if only so many last positions are left of every row.
+        """Return `cu_seqlens`, (n + 1,), int32, for only the last positions of every row.
 
-        (n + 1,), int32, as `cu_seqlens`; one that lies before them is empty.
+        A document that lies before them is empty.
         """
         if last == self.length:
             return self.cu_seqlens  # (n + 1,)
@@ -104,45 +103,45 @@ class Documents:
         return int(self.cu_seqlens.diff().max())
 
     def same(self, step: int) -> Tensor:
-        """Whether a position so many steps before is of the same document, (b, l), bool."""
+        """Whether the position `step` steps back is in the same document, (b, l), bool."""
         return self.positions >= step  # (b, l)
 
     def before(self, step: int) -> Tensor:
-        """The positions of fewer steps than this in their documents, all rows in a line, (r,)."""
+        """Return the positions less than `step` into their documents, rows concatenated, (r,)."""
         return self.once(
             ("before", step), lambda: (self.positions.flatten() < step).nonzero()[:, 0]
         )
 
     def seen(self, cut: slice) -> Seen | None:
-        """What the steps of a chunk see; None where all of it, and what is before, is one's."""
+        """Return what a chunk's steps see; None if they and the step before share a document."""
         if not self.is_cut(cut.start - 1, cut.stop):
             return None
         return self.once(("seen", cut.start, cut.stop), lambda: self._look(cut))
 
     def begin_in(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """The row and the step, counted from `first`, of each document that begins in a chunk.
+        """Return the row, and the step from `first`, of each document that begins in a chunk.
 
-        But for those that begin a row. In the host's memory: they are few, so that a chunk clears
-        its own views of them in less time than one call takes that is given tensors of places.
+        Beginnings of rows are left out. The result is in host memory: there are few, and clearing a
+        chunk's views of them one by one is faster than a single call with tensors of indices.
         """
         return self.once(("begin", first, stop), lambda: self._find_begins(first, stop))
 
     def is_cut(self, first: int, stop: int) -> bool:
-        """Whether some row's positions from `first` up to `stop` are not of one document."""
+        """Whether some row has more than one document in the positions from `first` to `stop`."""
         return self.is_fixed or any(row[max(first, 0)] != row[stop - 1] for row in self._rows)
 
     def first_key(self, at: int) -> int:
-        """The first position that a query at `at`, or one after it, of any row sees."""
+        """Return the first position that the queries from `at` on see, over all rows."""
         return min(self._first_keys[at])
 
     def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Make something of these documents, or give what was made under this key before."""
+        """Make something for these documents, or return what was made before under this key."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is one that was made here, which is every block's alike."""
+        """Whether a tensor is cached here and thus shared by all blocks."""
         made = (one for one in self._made.values() if isinstance(one, Tensor))
         return any(tensor.data_ptr() == one.data_ptr() for one in made)
 
@@ -170,7 +169,7 @@ class Documents:
 
     @cached_property
     def _rows(self) -> list[list[int]]:
-        """The numbers in the host's memory: a GPU is waited for once a batch."""
+        """The numbers in host memory: a GPU is waited for once a batch."""
         numbers: list[list[int]] = self.seq_idx.tolist()
         return numbers
 

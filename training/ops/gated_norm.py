@@ -1,9 +1,10 @@
-"""Gated root mean square normalisation of Mamba-2, float32 inside.
+"""Gated root mean square normalization of Mamba-2, computed in float32.
 
     t = x * silu(z)        y = weight * t / sqrt(mean(t ** 2) + eps)
 
-The mean is over a group of neighbouring channels, all of them where there is one group (Dao & Gu
+The mean is over a group of adjacent channels, or all channels if there is one group (Dao & Gu
 2024, sections 7.1 and 8.1).
+
 Shapes: d channels, g groups, s = d / g channels of a group.
 """
 
@@ -27,10 +28,10 @@ def gated_rms_norm(
 ) -> Tensor:
     """Compute y (..., d) for x and z (..., d) and weight (d); y has the dtype of x.
 
-    `groups` must divide d. Where other ranks have more channels of the groups, `mean` makes
-    theirs too of this rank's means (..., g, 1), going forward and back.
+    `groups` must divide d. If other ranks hold more channels of the groups, `mean` combines this
+    rank's means (..., g, 1) with theirs, in the forward and the backward pass.
     """
-    if mean is not None:  # the kernels know no other ranks
+    if mean is not None:  # the kernels do not support several ranks
         return _Norm.apply(x, z, weight, groups, eps, mean)  # (..., d)
     y: Tensor = CHOICE(x)(x, z, weight, groups, eps)  # (..., d)
     return y
@@ -50,7 +51,7 @@ class GatedRMSNorm(nn.Module):
 
 
 class _Norm(torch.autograd.Function):
-    """Keeps the inputs, and one number for each group of a row."""
+    """Saves the inputs, and one number per group of a row."""
 
     @staticmethod
     def forward(  # type: ignore[override]

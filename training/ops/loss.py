@@ -1,7 +1,7 @@
-"""Next-token cross-entropy straight from the hidden states, a chunk of rows at a time.
+"""Next-token cross-entropy directly from the hidden states, one chunk of rows at a time.
 
 The logits of a 50k vocabulary are the largest tensor of a small model's step. Here they exist for
-one chunk only: its gradients are computed at once, while its logits are there.
+only one chunk, whose gradients are computed at once.
 
 Shapes: b batch, l length, r rows (b * l), c rows of a chunk, m d_model, v vocabulary size.
 """
@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS = 1 << 25
-"""Logits that exist at one time (128 MiB in float32)."""
+"""Logits that exist at a time (128 MiB in float32)."""
 
 IGNORED = -100
-"""The target of a position that does not count, as torch's own cross-entropy has it."""
+"""The target of a position that does not count, as in torch's own cross-entropy."""
 
 
 def next_token_cross_entropy(
@@ -29,21 +29,21 @@ def next_token_cross_entropy(
     weights: Tensor | None = None,
     total: Tensor | None = None,
 ) -> Tensor:
-    """Sum over the rows that count of -w log softmax(hidden @ weight.T)[target], over `total`.
+    """Sum -w log softmax(hidden @ weight.T)[target] over the rows that count; divide by `total`.
 
     hidden (b, l, m); weight (v, m), the output embedding; targets (b, l), the token that follows
-    each position, or -100 where none counts; weights (b, l), w of each row, 1 where there are
-    none; total (), without which it is the mean: `counted` of these rows. The result is a float32
-    scalar, as are softmax and sums (float64 for float64 inputs).
+    each position, or -100 for none; weights (b, l), each row's w, by default 1; total (), by
+    default `counted` of these rows, which gives the mean. The result is a float32 scalar; softmax
+    and sums are float32 too (float64 for float64 inputs).
     """
     if total is None:
-        total = counted(targets, weights).clamp(min=1e-30)  # (): 0 where no row counts
+        total = counted(targets, weights).clamp(min=1e-30)  # (): avoids 0 / 0 if no row counts
     flat = None if weights is None else weights.flatten()  # (r,)
     return _LinearCrossEntropy.apply(hidden.flatten(0, 1), weight, targets.flatten(), flat, total)
 
 
 def counted(targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The sum of the weights of the targets that count, a float32 scalar."""
+    """Return the summed weights of the targets that count, a float32 scalar."""
     counts = (targets != IGNORED).float()  # (b, l)
     return (counts if weights is None else counts * weights).sum()  # ()
 

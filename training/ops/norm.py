@@ -1,4 +1,4 @@
-"""Root mean square normalisation (Zhang & Sennrich 2019), float32 inside."""
+"""Root mean square normalization (Zhang & Sennrich 2019), computed in float32."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
 
 
 class _Norm(torch.autograd.Function):
-    """Keeps the input, which the residual stream holds anyway, and one number a row."""
+    """Saves the input, which the residual stream holds anyway, and one number per row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore[override]
@@ -58,16 +58,16 @@ class _Norm(torch.autograd.Function):
 
 
 _MODULES = ("mamba_ssm.ops.triton.layer_norm", "mamba_ssm.ops.triton.layernorm")
-"""mamba-ssm's of version 2, and of 1."""
+"""The module in version 2 of mamba-ssm, and in version 1."""
 
 
 def _unfit(like: Tensor) -> str:
-    """Tell that a tensor is not on a GPU, or that mamba-ssm's norms are missing."""
+    """Return why a tensor does not fit: it is not on a GPU, or mamba-ssm's norms are missing."""
     return on_gpu(like) or ("" if any(not absent(m) for m in _MODULES) else absent(_MODULES[0]))
 
 
 def _fast(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """mamba-ssm's Triton kernel; it gives x's dtype, the weight's is wanted."""
+    """mamba-ssm's Triton kernel; its result has x's dtype, and is converted to the weight's."""
     module = importlib.import_module(next(one for one in _MODULES if not absent(one)))
     y: Tensor = module.rms_norm_fn(x, weight, None, eps=eps)  # (..., m)
     return y.to(weight.dtype)  # (..., m)

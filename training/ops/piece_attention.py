@@ -1,9 +1,10 @@
-"""Attention of a rank's piece of rows: its queries, and the keys and values of all pieces before.
+"""Attention for a rank's piece of rows: its queries, with the keys and values of all pieces so far.
 
-Keys and values are gathered from the ranks of the context group, which grouped-query heads make
-few. Only the piece's own are kept for the backward pass: it gathers them again, computes the
-attention again, and adds up over the ranks what each found for every key. So any kernel can run,
-with a window, documents and pieces of any length, and what a rank keeps falls with the ranks.
+Keys and values, which grouped-query heads keep few, are gathered from the ranks of the context
+group. Only the piece's own are saved for the backward pass, which gathers them again, recomputes
+the attention, and sums over the ranks each one's gradients of every key. Any kernel can therefore
+run, with a window, documents and pieces of any length, and memory per rank falls with the number
+of ranks.
 
 Shapes: b batch, l steps of the piece, m of the longest one, s positions up to the piece's end, h
 heads of the queries, g of the keys, d channels of a head, N ranks.
@@ -23,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from training.ops.pieces import Piece
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention of q (b, l, h, d) to keys and values (b, s, g, d), whose last l are those of q."""
+"""Attention of q (b, l, h, d) to keys and values (b, s, g, d), the last l of which match q."""
 
 
 def attend(run: Attend, q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> Tensor:
@@ -72,7 +73,7 @@ def _gathered(k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
 
 
 def _scattered(dk: Tensor, dv: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
-    """Give each rank the sum of all ranks' gradients of its own keys and values.
+    """Return the sum over all ranks of the gradients of this rank's own keys and values.
 
     (b, s, g, d) twice -> (b, l, g, d) twice.
     """

@@ -1,14 +1,14 @@
-"""The state before a rank's piece of rows, and the gradient that flows in from behind it.
+"""The state before a rank's piece of rows, and the gradient of the state after it.
 
-What the piece's own steps make of a state is summed up at once, without the states between
-(training.ops.pieces says how the ranks then join their sums). With a[t] the exponent of step t, S
-the state after the piece where it was zero before, and g the gradient of the state before it where
-none flows in from behind:
+What the piece's own steps contribute is summed directly, without the states in between
+(training.ops.pieces describes how the ranks combine their sums). With a[t] the exponent of step t,
+S the state after the piece if it was zero before, and g the gradient of the state before the piece
+if none flows in from behind:
 
     S = sum over t of exp(a[t+1] + ... + a[last]) u[t]     u: what step t puts into the state
     g = sum over t of exp(a[first] + ... + a[t]) w[t]      w: what step t's output gives back
 
-Steps of documents that began or ended between are left out. Both are made a chunk at a time.
+Steps separated by the start of a document are left out. Both sums are computed chunk by chunk.
 
 Shapes: b batch, l steps of the piece, c of a chunk; of Mamba-2 h heads, g groups, r = h / g, p
 channels of a head, of Mamba-1 d channels; n state size.
@@ -29,11 +29,11 @@ from training.ops.pieces import Piece
 from training.ops.softplus import softplus
 
 Chunk = tuple[Tensor, Tensor, Tensor]
-"""Steps or their exponents, and the two factors of u or w."""
+"""Step sizes or their exponents, and the two factors of u or w."""
 
 
 def ssd_before(inputs: Any, cuts: Sequence[slice], piece: Piece) -> Tensor:
-    """The state of Mamba-2 before the piece, (b, g, n, r p); `inputs` are those of ssd."""
+    """Return Mamba-2's state before the piece, (b, g, n, r p); `inputs` are those of ssd."""
 
     def chunk(cut: slice) -> Chunk:
         exponents, delta = _exponents(inputs, cut)  # (b, g, r, c)
@@ -45,7 +45,7 @@ def ssd_before(inputs: Any, cuts: Sequence[slice], piece: Piece) -> Tensor:
 
 
 def ssd_after(inputs: Any, cuts: Sequence[slice], piece: Piece, dy: Tensor) -> Tensor:
-    """The gradient of the state after the piece, (b, g, n, r p), from dy (b, l, h, p)."""
+    """Return the gradient of the state after the piece, (b, g, n, r p), from dy (b, l, h, p)."""
 
     def chunk(cut: slice) -> Chunk:
         exponents, _ = _exponents(inputs, cut)  # (b, g, r, c)
@@ -56,7 +56,7 @@ def ssd_after(inputs: Any, cuts: Sequence[slice], piece: Piece, dy: Tensor) -> T
 
 
 def scan_before(inputs: Any, cuts: Sequence[slice], piece: Piece) -> Tensor:
-    """The state of Mamba-1 before the piece, (b, n, d); `inputs` are those of selective_scan."""
+    """Return Mamba-1's state before the piece, (b, n, d); `inputs` are those of selective_scan."""
 
     def chunk(cut: slice) -> Chunk:
         delta, x = _delta(inputs, cut), inputs.x[:, cut].to(inputs.work)  # (b, c, d) both
@@ -67,7 +67,7 @@ def scan_before(inputs: Any, cuts: Sequence[slice], piece: Piece) -> Tensor:
 
 
 def scan_after(inputs: Any, cuts: Sequence[slice], piece: Piece, dy: Tensor) -> Tensor:
-    """What flows into the state of Mamba-1 after the piece, (b, n, d), from dy (b, l, d)."""
+    """Return the gradient of Mamba-1's state after the piece, (b, n, d), from dy (b, l, d)."""
 
     def chunk(cut: slice) -> Chunk:
         back = dy[:, cut].to(inputs.work)  # (b, c, d)
@@ -80,7 +80,7 @@ def scan_after(inputs: Any, cuts: Sequence[slice], piece: Piece, dy: Tensor) -> 
 
 
 def _exponents(inputs: Any, cut: slice) -> tuple[Tensor, Tensor]:
-    """The exponents delta A in float64 and delta of a chunk, (b, g, r, c) both."""
+    """Return a chunk's exponents delta A in float64, and its delta; (b, g, r, c) both."""
     raw = inputs.raw(cut)  # (b, g, r, c)
     delta = softplus(raw).clamp(*inputs.limit)  # (b, g, r, c)
     return delta.double() * inputs.A.double(), delta
@@ -94,7 +94,7 @@ def _ssd_sums(
     *,
     back: bool,
 ) -> tuple[Tensor, Tensor]:
-    """S or g (b, g, n, r p) of the piece alone, and the exponent of its decay (b, g, r)."""
+    """Return S or g (b, g, n, r p) of the piece alone, and the exponent of its decay (b, g, r)."""
     total: Tensor | None = None
     span: Tensor | None = None
     for cut in reversed(cuts) if back else cuts:
@@ -115,18 +115,18 @@ def _ssd_sums(
 
 
 def _ssd_faded(state: Tensor, exponent: Tensor) -> Tensor:
-    """(b, g, n, r p), (b, g, r) -> (b, g, n, r p)."""
+    """Decay a state by an exponent, (b, g, n, r p), (b, g, r) -> (b, g, n, r p)."""
     by_head = state.unflatten(3, (exponent.shape[2], -1))  # (b, g, n, r, p)
     return (by_head * exponent.exp()[:, :, None, :, None]).flatten(3)  # (b, g, n, r p)
 
 
 def by_row(head: Tensor) -> Tensor:
-    """(b, g, r, c) -> (b, g, c, r, 1), to go with the rows of x."""
+    """(b, g, r, c) -> (b, g, c, r, 1), to broadcast over the rows of x."""
     return head.transpose(2, 3)[..., None]  # (b, g, c, r, 1)
 
 
 def _delta(inputs: Any, cut: slice) -> Tensor:
-    """The steps of a chunk, (b, c, d)."""
+    """Return the step sizes of a chunk, (b, c, d)."""
     dt = inputs.dt[:, cut].to(inputs.work)  # (b, c, d)
     return softplus(dt if inputs.dt_bias is None else dt + inputs.dt_bias)  # (b, c, d)
 
@@ -139,7 +139,7 @@ def _scan_sums(
     *,
     back: bool,
 ) -> tuple[Tensor, Tensor]:
-    """S or g (b, n, d) of the piece alone, and the sum of its steps (b, d)."""
+    """Return S or g (b, n, d) of the piece alone, and the sum of its step sizes (b, d)."""
     faded = _scan_faded(inputs.A)
     total: Tensor | None = None
     span: Tensor | None = None
@@ -161,12 +161,12 @@ def _scan_sums(
 
 
 def _scan_faded(A: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """What lets a state (b, n, d) fade over so long a time (b, d), for A (n, d)."""
+    """Return a function that decays a state (b, n, d) over a span (b, d), for A (n, d)."""
     return lambda state, span: state * torch.exp(span[:, None] * A)  # (b, n, d)
 
 
 def _cut_off(span: Tensor, endless: float, piece: Piece, cut: slice) -> Tensor:
-    """Let nothing pass over a chunk in which a document began: (b, ...) -> (b, ...)."""
+    """Let nothing pass a chunk in which a document begins: (b, ...) -> (b, ...)."""
     seen = piece.continues(cut)  # (b, c)
     if seen is None:
         return span

@@ -1,13 +1,13 @@
-"""Rows that the ranks of a context group share: each has one contiguous piece of every row.
+"""Rows shared by the ranks of a context group: each has one contiguous piece of every row.
 
-A rank computes with the positions of its piece alone, and gets from the others what they hand on:
+A rank computes only the positions of its piece, and receives from the others:
 
-- the last inputs of a convolution, from the rank before (`Piece.led`);
-- the state of a recurrence before the piece. Each rank has the state that its own steps leave
-  behind, from zero, and the decay over all of them; the states before the pieces are the exclusive
-  prefix of these pairs, found in ceil(log2 N) rounds (Hillis & Steele 1986, "Data Parallel
-  Algorithms"; the pairs are those of Blelloch 1990, "Prefix Sums and Their Applications", section
-  1.4). Gradients go the same way back, from the last rank to the first;
+- the last inputs of a convolution, from the previous rank (`Piece.led`);
+- the state of a recurrence before the piece. Each rank has the state that its own steps produce
+  from zero, and the decay over all of them; the states before the pieces are the exclusive prefix
+  of these pairs, found in ceil(log2 N) rounds (Hillis & Steele 1986, "Data Parallel Algorithms";
+  the pairs are those of Blelloch 1990, "Prefix Sums and Their Applications", section 1.4).
+  Gradients go the same way back, from the last rank to the first;
 - keys and values, gathered from all ranks (training.ops.piece_attention).
 
 Shapes: b batch, l steps of the piece, L of the whole row, k taps of a convolution, d channels, N
@@ -31,21 +31,21 @@ from training.errors import RequestError
 from training.ops.documents import Documents, Seen
 
 Faded = Callable[[Tensor, Tensor], Tensor]
-"""Lets a state fade over a sum of step sizes, or of their exponents; the shape of the state."""
+"""Decays a state over a sum of step sizes, or of their exponents; keeps the state's shape."""
 
 
 @dataclass(frozen=True, eq=False)
 class ContextGroup:
-    """One rank's place among those that share rows; the first one has their beginning."""
+    """A rank's place among those that share rows; the first one has their beginnings."""
 
     rank: int
     size: int
     group: Any  # a process group
 
     def piece(self, like: Tensor, seq_idx: Tensor | None) -> Piece:
-        """Give this rank's piece of rows (b, L), as even as can be; seq_idx (b, L) is of the rows.
+        """Return this rank's piece of rows (b, L), cut evenly; seq_idx (b, L) is that of the rows.
 
-        Raises RequestError, on all ranks, where there are more ranks than positions.
+        Raises RequestError, on all ranks, if there are more ranks than positions.
         """
         length = like.shape[1]
         if length < self.size:
@@ -57,15 +57,16 @@ class ContextGroup:
         return Piece.of_rows(self, ends, like, seq_idx)
 
     def total(self, x: Tensor) -> Tensor:
-        """Add up over the ranks; the sum is on each of them, which all compute with it."""
+        """Sum over the ranks; all of them get the sum and compute with it."""
         summed: Tensor = _Total.apply(x, self)  # the shape of x
         return summed
 
     def before(self, state: Tensor, span: Tensor, faded: Faded, *, back: bool = False) -> Tensor:
-        """Give the state before this rank's piece, where `state` is what its own steps make.
+        """Return the state before this rank's piece, given the `state` that its own steps produce.
 
-        span: over what its piece lets a state fade, such that two pieces' spans add up. back: from
-        the last rank to the first, as gradients go; it is then what flows in from behind.
+        span: the span over which the piece decays a state; spans of adjacent pieces add up. back:
+        go from the last rank to the first, as gradients do; the result is then what flows in from
+        behind.
         """
         sign = -1 if back else 1
         found, passed = torch.zeros_like(state), torch.zeros_like(span)  # their shapes
@@ -83,7 +84,7 @@ class ContextGroup:
         return found
 
     def passed(self, x: Tensor, steps: int) -> Tensor | None:
-        """Pass a tensor on by so many ranks; what has come from the other side, if anything has."""
+        """Send a tensor `steps` ranks ahead; return what came from the other side, if anything."""
         came, calls = None, []
         if 0 <= self.rank + steps < self.size:
             calls.append(self._call(dist.isend, x.contiguous(), self.rank + steps))
@@ -100,10 +101,10 @@ class ContextGroup:
 
 @dataclass(frozen=True, eq=False)
 class Piece(Documents):
-    """A rank's piece of rows, and the documents that it is cut into.
+    """A rank's piece of rows, and the documents in it.
 
-    seq_idx (b, l) is that of the piece. whole: the documents of the rows; None where each row is
-    one. ends: where each rank's piece ends in the rows.
+    seq_idx (b, l) is that of the piece. whole: the documents of the rows; None if each row is one.
+    ends: where each rank's piece ends in the rows.
     """
 
     ranks: ContextGroup
@@ -114,7 +115,7 @@ class Piece(Documents):
     def of_rows(
         cls, ranks: ContextGroup, ends: Sequence[int], like: Tensor, seq_idx: Tensor | None
     ) -> Piece:
-        """Make the piece of rows (b, L) that end at `ends` on each rank; of one document each."""
+        """Cut this rank's piece from rows (b, L); without seq_idx, each row is one document."""
         start = ends[ranks.rank - 1] if ranks.rank else 0
         if seq_idx is None:
             none = torch.zeros(1, 1, dtype=torch.int32, device=like.device)  # (1, 1)
@@ -125,12 +126,12 @@ class Piece(Documents):
 
     @property
     def start(self) -> int:
-        """Where in the rows the piece begins."""
+        """Where the piece begins in the rows."""
         return self.ends[self.ranks.rank - 1] if self.ranks.rank else 0
 
     @property
     def stop(self) -> int:
-        """Where in the rows it ends."""
+        """Where the piece ends in the rows."""
         return self.ends[self.ranks.rank]
 
     @property
@@ -148,14 +149,14 @@ class Piece(Documents):
 
     @cached_property
     def begins(self) -> Tensor:
-        """Where a document begins, (b, l), bool; at the first position too, if one does."""
+        """Where a document begins, (b, l), bool; the piece's first position may be one."""
         if self.whole is None:
             return torch.zeros_like(self.seq_idx, dtype=torch.bool)  # (b, l)
         return self.own(self.whole.begins)  # (b, l)
 
     @cached_property
     def positions(self) -> Tensor:
-        """The place of each position in its document, (b, l); in the row, (l,), where that is one.
+        """The position of each token in its document, (b, l), or in the row (l,) if that is one.
 
         Both int64.
         """
@@ -165,13 +166,13 @@ class Piece(Documents):
 
     @cached_property
     def sight(self) -> Documents | None:
-        """The documents of the rows up to where the piece ends: what its last position may see."""
+        """The documents of the rows up to the piece's end: all that its last position may see."""
         return None if self.whole is None else Documents(self.whole.seq_idx[:, : self.stop])
 
     def led(self, x: Tensor, steps: int) -> Tensor:
-        """Put the last steps of the rank before in front, (b, l, d) -> (b, steps + l, d).
+        """Prepend the last steps of the previous rank, (b, l, d) -> (b, steps + l, d).
 
-        Zeros on the first rank. Raises RequestError, on all ranks, where a piece has fewer steps.
+        Zeros on the first rank. Raises RequestError, on all ranks, if a piece has fewer steps.
         """
         if min(self.lengths) < steps:
             raise RequestError(
@@ -183,9 +184,9 @@ class Piece(Documents):
         return extended
 
     def around(self, steps: int) -> Documents | None:
-        """The documents of the piece with so many steps before it, (b, steps + l).
+        """Return the documents of the piece and of the steps before it, (b, steps + l).
 
-        Steps before the row count to its first document.
+        Steps before the row count as part of its first document.
         """
         if self.whole is None:
             return None
@@ -210,9 +211,9 @@ class Piece(Documents):
         return self.whole.begin_in(first + self.start, stop + self.start)
 
     def continues(self, cut: slice) -> Tensor | None:
-        """Whether a step of a chunk is of the document that the step before the chunk is of.
+        """Return which steps of a chunk share a document with the step before it.
 
-        (b, c), bool; None where all are.
+        (b, c), bool; None if all do.
         """
         if not self.is_cut(cut.start - 1, cut.stop):
             return None
@@ -221,7 +222,7 @@ class Piece(Documents):
         return self.seq_idx[:, cut] == before  # (b, c)
 
     def lasts(self, cut: slice) -> Tensor | None:
-        """Whether a step of a chunk is of the document that the chunk ends with; as `continues`."""
+        """Return which steps of a chunk share a document with its last step; as in `continues`."""
         if not self.is_cut(cut.start - 1, cut.stop):
             return None
         own = self.seq_idx[:, cut]  # (b, c)

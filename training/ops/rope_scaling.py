@@ -1,4 +1,4 @@
-"""How far rotary angles reach. Light: a model's sizes have it, and nothing here needs torch."""
+"""Scaling of rotary angles to longer contexts. It is one of a model's sizes: no torch here."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ USES: dict[str, tuple[str, ...]] = {
         *("factor", "original_context", "short_factor", "long_factor", "attention_factor"),
     ),
 }
-"""Kind -> the fields that it is computed from; all others keep their defaults."""
+"""Kind -> the fields that it uses; all others keep their defaults."""
 
 BY_LENGTH = ("dynamic", "longrope")
-"""Kinds whose angles depend on how long the text is."""
+"""Kinds whose angles depend on the length of the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,13 @@ class RopeScaling:
       yarn: the same with a ramp over the channels, between those that turn `beta_fast` and
         `beta_slow` times within `original_context`, and sharper attention (Peng et al. 2023,
         sections 3.2 to 3.4). `truncate` rounds the ramp's ends to whole channels.
-      longrope: divides each frequency by a number of its own, of `short_factor` up to
-        `original_context` positions and of `long_factor` beyond (Ding et al. 2024,
+      longrope: divides each frequency by its own number, from `short_factor` up to
+        `original_context` positions and from `long_factor` beyond (Ding et al. 2024,
         arXiv:2402.13753).
-    attention_factor: what yarn and longrope multiply queries and keys with; None: what follows
-    from `factor` (yarn: and from `mscale` and `mscale_all_dim`, if neither is 0).
+    attention_factor: factor of yarn and longrope on queries and keys; None: derived from `factor`
+      (yarn: and from `mscale` and `mscale_all_dim`, if neither is 0).
 
-    Raises RequestError listing all that does not fit.
+    Raises RequestError listing all faults.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class RopeScaling:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RopeScaling:
-        """Make it of plain values, as a file has them. Raises RequestError listing the faults."""
+        """Create from plain values, as in a file. Raises RequestError listing the faults."""
         known = {field.name: str(field.type) for field in fields(cls)}
         found = [
             f"rope_scaling: {name} is not one of {', '.join(known)}"
@@ -106,7 +106,7 @@ class RopeScaling:
         ]
         if not self.factor >= 1:
             found.append(f"rope_scaling: factor must be at least 1, is {self.factor}")
-        # The logarithm of the context is divided by.
+        # longrope divides by the logarithm of the context.
         least = 2 if self.kind == "longrope" else 1
         if self.original_context < least:
             found.append(f"rope_scaling: original_context must be at least {least}")
@@ -124,11 +124,11 @@ class RopeScaling:
             raise RequestError.of(found)
 
     def used(self) -> dict[str, Any]:
-        """Give the fields that the kind is computed from, in plain values."""
+        """Return the fields that the kind uses, as plain values."""
         return {name: value for name, value in asdict(self).items() if name in USES[self.kind]}
 
     def faults(self, d: int, theta: float) -> list[str]:
-        """List what does not go with heads of d channels."""
+        """List what does not fit heads of d channels, and `theta`."""
         if self.kind == "dynamic" and d == 2:
             return ["rope_scaling: dynamic needs heads of more than 2 channels"]
         if self.kind == "yarn" and theta <= 1:
@@ -152,4 +152,4 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "float | None": ("a number or null", (*_NUMBER, type(None))),
     "tuple[float, ...]": ("a list of numbers", (tuple,)),
 }
-"""A field's type, as it is written -> what its value must be, in words and in types."""
+"""A field's annotation -> what its value must be, in words and in types."""

@@ -1,4 +1,4 @@
-"""Routing of tokens to experts: each token is seen by the few experts that its gate prefers.
+"""Routing of tokens to experts: each token goes through the few experts that its gate prefers.
 
 Jiang et al. 2024 ("Mixtral of Experts"), section 2.1:
 
@@ -27,7 +27,7 @@ def route(x: Tensor, gate_weight: Tensor, top_k: int) -> tuple[Tensor, Tensor, T
 
     x (t, m), gate_weight (e, m), k = top_k.
 
-    The weights of a token sum to one. They are float32 (float64 for float64 inputs).
+    A token's weights sum to one. They are float32 (float64 for float64 inputs).
     """
     logits = F.linear(x, gate_weight)  # (t, e)
     work = torch.promote_types(x.dtype, torch.float32)
@@ -39,20 +39,20 @@ def route(x: Tensor, gate_weight: Tensor, top_k: int) -> tuple[Tensor, Tensor, T
 def experts(
     x: Tensor, weights: Tensor, chosen: Tensor, w1: Tensor, w3: Tensor, w2: Tensor
 ) -> Tensor:
-    """Compute y of the equation above, (t, m), for x (t, m) and the two first that `route` gives.
+    """Compute y (t, m) of the equation above, for x (t, m) and the weights and experts of `route`.
 
-    w1, w3 (e, f, m), w2 (e, m, f). Deterministic: a token is added to in the order of its experts,
-    never by two at a time. The sum is float32 (float64 for float64 inputs); y has the dtype of x.
+    w1, w3 (e, f, m), w2 (e, m, f). Deterministic: a token's experts are added in order, never two
+    at a time. The sum is float32 (float64 for float64 inputs); y has the dtype of x.
     """
     y: Tensor = CHOICE(x)(x, weights, chosen, w1, w3, w2)  # (t, m)
     return y
 
 
 def load(logits: Tensor, chosen: Tensor, mask: Tensor | None = None) -> Tensor:
-    """What each expert is given: how often it was chosen, and the sum of its p; float32 (2, e).
+    """Return how often each expert was chosen, and the sum of its p; float32 (2, e).
 
-    logits (t, e), chosen (t, k); mask (t): False for tokens that do not count. The loads of
-    several layers, or of several batches, may be added.
+    logits (t, e), chosen (t, k); mask (t): False for tokens that do not count. Loads of several
+    layers or several batches may be added.
     """
     p = torch.softmax(logits, dim=-1, dtype=torch.float32)  # (t, e)
     times = F.one_hot(chosen, logits.shape[-1]).sum(1).to(p.dtype)  # (t, e)
@@ -63,8 +63,8 @@ def load(logits: Tensor, chosen: Tensor, mask: Tensor | None = None) -> Tensor:
 def balance_loss(loads: Tensor, top_k: int) -> Tensor:
     """Compute e * sum over experts of (share of tokens) * (mean p), () from loads (2, e).
 
-    Fedus et al. 2021 ("Switch Transformers"), equations 4 to 6, with k choices a token: it is k
-    where all experts are used alike. Only the mean p has a gradient.
+    Fedus et al. 2021 ("Switch Transformers"), equations 4 to 6, with k choices per token: the
+    result is k if all experts are used equally. Only the mean p has a gradient.
     """
     times, p = loads  # (e,) both
     tokens = (times.sum() / top_k).clamp(min=1)  # ()
@@ -72,7 +72,7 @@ def balance_loss(loads: Tensor, top_k: int) -> Tensor:
 
 
 class _Experts(torch.autograd.Function):
-    """Keeps the inputs, and the two products of every chosen expert before the gate, (t k, f)."""
+    """Saves the inputs and, for every chosen expert, the two products before the gate, (t k, f)."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -84,7 +84,7 @@ class _Experts(torch.autograd.Function):
             seen = x[rows]  # (c, m)
             gate, up = seen @ w1[e].t(), seen @ w3[e].t()  # (c, f) both
             out = (F.silu(gate) * up) @ w2[e].t()  # (c, m)
-            # One expert's rows are all different, so nothing is added to by two at a time.
+            # The rows of one expert are distinct, so no row is added to twice at a time.
             y.index_add_(0, rows, out * weights.flatten()[places, None])
             kept += [gate, up]
         ctx.save_for_backward(x, weights, chosen, w1, w3, w2, *kept)
@@ -117,7 +117,7 @@ class _Experts(torch.autograd.Function):
 
 
 def _groups(chosen: Tensor, count: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Each expert that has tokens: its number, its tokens (c), and its places in (t k) (c)."""
+    """Yield each expert that has tokens: its number, its tokens (c), their places in (t k) (c)."""
     order = chosen.flatten().argsort(stable=True)  # (t k,)
     sizes = torch.bincount(chosen.flatten(), minlength=count).tolist()
     for e, places in enumerate(order.split(sizes)):  # (c,) each
@@ -126,4 +126,4 @@ def _groups(chosen: Tensor, count: int) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 CHOICE = Choice("route", [Implementation(name="torch", run=_Experts.apply)])
-"""A choice of one: so torch.compile does not enter it, whose sizes the data decides."""
+"""A Choice of one, which keeps torch.compile out: sizes in here depend on the data."""

@@ -1,6 +1,6 @@
-"""Selective scan: the linear recurrence at the heart of Mamba-1, memory linear in the length.
+"""Selective scan: the linear recurrence at the heart of Mamba-1, with memory linear in the length.
 
-Gu & Dao 2023, section 3.3.2 and algorithm 2, with what stands around it in a block:
+Gu & Dao 2023, section 3.3.2 and algorithm 2, with its surroundings in a block:
 
     delta = softplus(dt + dt_bias)
     h[t] = exp(delta[t] A) h[t-1] + delta[t] B[t] x[t]
@@ -8,12 +8,12 @@ Gu & Dao 2023, section 3.3.2 and algorithm 2, with what stands around it in a bl
 
 Shapes: b batch, l length, d channels (the paper's E or d_inner), n state size (the paper's N).
 
-How the torch one computes it. The sequence is cut into chunks of c steps, and a chunk into S
-segments of K steps. All segments of a chunk advance together (K vectorised steps); where there
-are several, their ends are joined first (S steps). Every factor is exp(delta A) with delta >= 0
-and A < 0, hence in (0, 1]: nothing can overflow, whatever the length. Only the inputs and the
-state at each chunk's start are kept for the backward pass, which computes the rest again. Where a
-document begins, the factor is 0: nothing passes, forward or back.
+The torch implementation cuts the sequence into chunks of c steps, and a chunk into S segments of K
+steps. All segments of a chunk advance together (K vectorized steps); if there are several, their
+ends are combined first (S steps). Every factor is exp(delta A) with delta >= 0 and A < 0, hence in
+(0, 1]: nothing can overflow, whatever the length. Only the inputs and the state at each chunk's
+start are saved for the backward pass, which recomputes the rest. At the start of a document the
+factor is 0, so nothing passes, forward or backward.
 """
 
 # ruff: noqa: N803, N806  (A, B, C, D are the paper's own names)
@@ -34,8 +34,8 @@ from training.ops.pieces import Piece
 from training.ops.softplus import softplus
 
 CUT = {"cpu": (32, 32), "cuda": (256, 16)}
-"""(c, K) by device. On a CPU a chunk's states fit the cache, and a step of one segment is work
-enough; on a GPU few large steps are better than many small ones."""
+"""(c, K) by device. On a CPU a chunk's states fit the cache, and a step of a single segment is
+enough work; on a GPU few large steps are better than many small ones."""
 
 
 def selective_scan(
@@ -53,9 +53,8 @@ def selective_scan(
     """Compute y of the equations above, for x, dt, z (b, l, d), A (d, n), B, C (b, l, n).
 
     D and dt_bias are (d); A must be < 0; without z there is no gate. The state starts at zero, and
-    does so again where one of the `documents` begins.
-    Computed in float32 (float64 for float64 inputs) whatever the input's dtype; the result has
-    the dtype of x.
+    again at zero wherever one of the `documents` begins. Computed in float32 (float64 for float64
+    inputs) whatever the dtype of the inputs; the result has the dtype of x.
     """
     run = (OF_PIECES if isinstance(documents, Piece) else CHOICE)(x)
     y: Tensor = run(x, dt, A, B, C, D, z, dt_bias, documents)  # (b, l, d)
@@ -74,7 +73,7 @@ def selective_scan_from(
     z: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """Compute the same from the state h (b, n, d), which becomes the state after the last step."""
+    """Compute `selective_scan` from the state h (b, n, d), which is updated to the last step."""
     chunk, segment = CUT[x.device.type]
     inputs = _Inputs(x, dt, A, B, C, D, z, dt_bias)
     ys = []
@@ -87,7 +86,7 @@ def selective_scan_from(
 
 
 class _Inputs:
-    """The inputs, wide, a chunk at a time: a bfloat16 sequence is never held in float32."""
+    """The inputs, in float32 or wider, a chunk at a time: bfloat16 is never widened as a whole."""
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class _Chunk:
         self.delta = softplus(raw)  # (b, c, d)
 
     def gated(self, y: Tensor, D: Tensor) -> Tensor:
-        """Add what goes past the state, and close the gate; y (b, c, d) is used up."""
+        """Add the skip D x and apply the gate; overwrites y (b, c, d)."""
         y = y.addcmul_(self.x, D)  # (b, c, d)
         return y if self.z is None else y.mul_(F.silu(self.z))  # (b, c, d)
 
@@ -211,7 +210,7 @@ class _Scan(torch.autograd.Function):
             du = (part.B[:, :, None, :] @ g).squeeze(2)  # (b, c, d)
             dB[:, cut] = (g @ u[..., None]).squeeze(3)  # (b, c, n)
             dx[:, cut] = torch.addcmul(du * part.delta, dyc, inputs.D)  # (b, c, d)
-            # dL/d(delta A) = flow[t] h[t-1], in flow's place.
+            # dL/d(delta A) = flow[t] h[t-1], computed in place of flow.
             flow[:, 1:] *= h[:, :-1]  # (b, c - 1, n, d)
             flow[:, 0] *= starts[index]  # (b, n, d)
             ddelta = torch.mul(flow, inputs.A, out=g).sum(dim=2)  # (b, c, d)
@@ -243,7 +242,7 @@ def _read(C: Tensor, states: Tensor) -> Tensor:
 
 
 def _states(part: _Chunk, A: Tensor, h: Tensor, segment: int) -> tuple[Tensor, Tensor]:
-    """Decays exp(delta A) and states of one chunk, both (b, c, n, d), from the state before it.
+    """Return a chunk's decays exp(delta A) and states, both (b, c, n, d), from the state before it.
 
     A (n, d), h (b, n, d).
     """
@@ -263,7 +262,7 @@ def _states(part: _Chunk, A: Tensor, h: Tensor, segment: int) -> tuple[Tensor, T
 
 
 def _joined(d: tuple[Tensor, ...], s: tuple[Tensor, ...], h: Tensor) -> Tensor:
-    """The state before each segment, (b, S, n, d); d, s are K times (b, S, n, d), h (b, n, d)."""
+    """Return the state before each segment, (b, S, n, d); d, s: K times that; h (b, n, d)."""
     end, product = s[0].clone(), d[0].clone()  # (b, S, n, d)
     for factor, state in zip(d[1:], s[1:], strict=True):  # (b, S, n, d) each
         torch.addcmul(state, factor, end, out=end)  # (b, S, n, d)
@@ -278,10 +277,10 @@ def _joined(d: tuple[Tensor, ...], s: tuple[Tensor, ...], h: Tensor) -> Tensor:
 def _back(
     C: Tensor, dy: Tensor, decay: Tensor, inflow: Tensor, segment: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dL/dh[t] = C[t] dy[t] + decay[t+1] dL/dh[t+1], and decay[t] dL/dh[t] in decay's place.
+    """Return dL/dh[t] = C[t] dy[t] + decay[t+1] dL/dh[t+1]; decay becomes decay[t] dL/dh[t].
 
     C (b, c, n), dy (b, c, d), decay (b, c, n, d); `inflow` (b, n, d) is decay * dL/dh of the step
-    after the chunk; the last result is the same for the step before it.
+    after the chunk. The last result is the same for the step before the chunk.
     """
     g = C[..., None] * dy[:, :, None, :]  # (b, c, n, d), so far only what y gives back
     d, s = _fold(decay, segment), _fold(g, segment)  # K times (b, S, n, d)
@@ -295,7 +294,7 @@ def _back(
 
 
 def _joined_back(d: tuple[Tensor, ...], s: tuple[Tensor, ...], inflow: Tensor) -> Tensor:
-    """What flows into the last step of each segment, (b, S, n, d); inflow is (b, n, d)."""
+    """Return what flows into the last step of each segment, (b, S, n, d); inflow is (b, n, d)."""
     out, product = d[-1] * s[-1], d[-1].clone()  # (b, S, n, d)
     for factor, gradient in zip(d[-2::-1], s[-2::-1], strict=True):  # (b, S, n, d) each
         out = out.add_(gradient).mul_(factor)  # (b, S, n, d)
@@ -310,7 +309,7 @@ def _joined_back(d: tuple[Tensor, ...], s: tuple[Tensor, ...], inflow: Tensor) -
 def _fold(chunk: Tensor, segment: int) -> tuple[Tensor, ...]:
     """View (b, c, n, d) as K steps of S segments, (b, S, n, d) each.
 
-    What cannot be cut into whole segments is one.
+    A chunk that cannot be cut into whole segments is a single one.
     """
     segments = chunk.shape[1] // segment if chunk.shape[1] % segment == 0 else 1
     return chunk.unflatten(1, (segments, -1)).unbind(2)  # K times (b, S, n, d)
@@ -327,10 +326,10 @@ def _fast(
     dt_bias: Tensor | None,
     documents: Documents | None,
 ) -> Tensor:
-    """mamba-ssm's CUDA kernel, which has the length last, and knows of no documents.
+    """mamba-ssm's CUDA kernel, which has the length last and does not support documents.
 
-    So where one begins it is given a step after which nothing is left of the state before, and an
-    x that is the smaller by as much. What x does beside the state, and the gate, are then torch's.
+    So the first step of a document is made so long that nothing is left of the state before it, and
+    its x smaller in proportion. The skip D x and the gate are then computed by torch.
     """
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
@@ -362,9 +361,9 @@ def _fast(
 def _forgetting(
     x: Tensor, dt: Tensor, A: Tensor, bias: Tensor | None, documents: Documents
 ) -> tuple[Tensor, Tensor]:
-    """Give x and dt (b, l, d) with steps that forget all before them where documents begin."""
+    """Return x and dt (b, l, d), changed to forget the state before where documents begin."""
     at, wide = documents.first, torch.promote_types(x.dtype, torch.float32)
-    # As dt holds it: the kernel adds the bias to this, and takes softplus.
+    # A value for dt, in its dtype: the kernel adds the bias to it and takes the softplus.
     least = A.detach().abs().min().clamp(max=1)  # ()
     long = (FORGETS / least).to(dt.dtype)  # ()
     given, made = dt[at].to(wide), long.to(wide)  # (r, d), ()
@@ -377,7 +376,7 @@ def _forgetting(
 def _triton(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, *rest: Any
 ) -> Tensor:
-    """Our own kernels, which compute in float32."""
+    """Our own Triton kernels, which compute in float32."""
     from training.ops.gpu.scan import Scan
 
     z, dt_bias, documents = rest

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 NEURON = "xla"
-"""The type of Neuron's devices."""
+"""Device type of Neuron."""
 
 
 def softplus(x: Tensor) -> Tensor:
     """Compute softplus of x, of any shape.
 
-    On XLA devices it is written out of other operations: AWS's Mamba-2 for Neuron found that the
-    device computed F.softplus as the identity function. Elsewhere one kernel is faster.
+    On XLA devices it is composed of other operations: AWS's Mamba-2 for Neuron found that the
+    device computed F.softplus as the identity function. Elsewhere the single kernel is faster.
     """
     if x.device.type == NEURON:
         y: Tensor = _Softplus.apply(x)
@@ -26,9 +26,9 @@ def softplus(x: Tensor) -> Tensor:
 
 
 class _Softplus(torch.autograd.Function):
-    """max(x, 0) + log(1 + e^-|x|), which no x overflows.
+    """max(x, 0) + log(1 + e^-|x|), which overflows for no x.
 
-    The derivative is given, since those of max and |x| are wrong at 0.
+    The derivative is written out, since those of max and |x| are wrong at 0.
     """
 
     @staticmethod

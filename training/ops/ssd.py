@@ -2,32 +2,32 @@
 
 Dao & Gu 2024, sections 5 and 6. For each head, with B and C shared by the heads of a group:
 
-    delta = softplus(dt + dt_bias), kept within a limit
+    delta = softplus(dt + dt_bias), clamped to a limit
     h[t] = exp(delta[t] A) h[t-1] + delta[t] B[t] x[t]
     y[t] = C[t] h[t] + D x[t]
 
 Shapes: b batch, l length, h heads, g groups, r = h / g heads of a group, p channels of a head (the
 paper's P), n state size (the paper's N), c steps of a chunk (the paper's Q).
 
-How the torch one computes it (section 6, the block decomposition). The sequence is cut into chunks.
-With L[i, j] = exp(delta[j+1] A + ... + delta[i] A) for i >= j, and S the state before the chunk:
+The torch implementation (section 6, the block decomposition) cuts the sequence into chunks. With
+L[i, j] = exp(delta[j+1] A + ... + delta[i] A) for i >= j, and S the state before the chunk:
 
     y[i] = sum over j <= i of C[i].B[j] L[i, j] delta[j] x[j]    inside: attention with a mask
-         + exp(delta[0] A + ... + delta[i] A) C[i] S             what the chunks before pass on
+         + exp(delta[0] A + ... + delta[i] A) C[i] S             what earlier chunks pass on
 
-C B and the products with states are made once for a group, B and C never for a head: a state is
-held as (b, g, n, r p), so that the heads of a group stand side by side in one matrix.
+C B and the products with states are computed once per group, and B and C are never expanded to
+heads: a state is held as (b, g, n, r p), so that the heads of a group are adjacent in one matrix.
 
 Every exponent is a sum of delta A with delta >= 0 and A < 0, hence <= 0: nothing can overflow,
 whatever the length. Sums over a part of a chunk are differences of cumulative sums, taken in
-float64: in float32 a small sum after a large step would be lost in the rounding of both.
+float64: in float32 a small sum after a large step would be lost to the rounding of both.
 
-Only the inputs and the state at each chunk's start are kept for the backward pass, which goes
-through the chunks from the last to the first and computes the rest again.
+Only the inputs and the state at each chunk's start are saved for the backward pass, which goes
+through the chunks from last to first and recomputes the rest.
 
-Of several documents in a row, a step sees its own. All decays are as they were; zeros in C B, which
-is one matrix for all heads of a group, and in the decays of a state are all that this takes, and
-only in chunks that a document begins in.
+With several documents in a row, a step sees only its own. This needs zeros in C B, which is one
+matrix for all heads of a group, and in the decays of a state, and only in chunks in which a
+document begins; all other decays stay as they are.
 """
 
 # ruff: noqa: N803, N806  (A, B, C, D, G, L are the paper's own names)
@@ -48,15 +48,15 @@ from training.ops.pieces import Piece
 from training.ops.softplus import softplus
 
 CPU_CHUNK = 64
-"""Steps of a chunk on a CPU, whatever the model's: what a chunk needs then fits the cache. A GPU
-takes the model's, since few large products are better there than many small ones."""
+"""Steps of a chunk on a CPU, whatever the model's: all that a chunk needs then fits the cache. A
+GPU uses the model's, since few large products are better there than many small ones."""
 
 NO_LIMIT = (0.0, math.inf)
-"""The least and the greatest delta where nothing else is asked for: all that softplus gives."""
+"""The default minimum and maximum of delta: all that softplus can return."""
 
 FAINT = -60.0
-"""Least exponent of a decay. Nothing is seen of e^-60 beside any other step in float32, and smaller
-ones make denormal numbers, with which a CPU is several times slower."""
+"""Minimum exponent of a decay. In float32 e^-60 vanishes next to any other step, and smaller
+factors lead to denormal numbers, which make a CPU several times slower."""
 
 
 def ssd(
@@ -74,10 +74,10 @@ def ssd(
     """Compute y (b, l, h, p) of the equations above, for x (b, l, h, p), dt (b, l, h).
 
     A, D and dt_bias are (h), A must be < 0; B and C are (b, l, g, n), where g divides h and head i
-    belongs to group i // (h / g). The state starts at zero, and does so again where one of the
-    `documents` begins. `chunk` is c; the result does not depend on it but for rounding. limit: the
-    least and the greatest delta. Computed in float32 (float64 for float64 inputs) whatever the
-    input's dtype; the result has the dtype of x.
+    belongs to group i // (h / g). The state starts at zero, and again at zero wherever one of the
+    `documents` begins. `chunk` is c; the result depends on it only by rounding. limit: the minimum
+    and maximum of delta. Computed in float32 (float64 for float64 inputs) whatever the dtype of the
+    inputs; the result has the dtype of x.
     """
     run = (OF_PIECES if isinstance(documents, Piece) else CHOICE)(x)
     y: Tensor = run(x, dt, A, B, C, D, dt_bias, chunk, limit, documents)  # (b, l, h, p)
@@ -97,7 +97,7 @@ def ssd_from(
     dt_bias: Tensor | None = None,
     limit: tuple[float, float] = NO_LIMIT,
 ) -> Tensor:
-    """Compute the same from a state (b, g, n, r p), which becomes the one after the last step."""
+    """Compute `ssd` from a state (b, g, n, r p), which is updated to the last step."""
     inputs = _Inputs(x, dt, A, B, C, D, dt_bias, limit)
     y = torch.empty_like(x)  # (b, l, h, p)
     for cut in _cuts(x, chunk):
@@ -114,7 +114,7 @@ def _cuts(x: Tensor, chunk: int) -> list[slice]:
 
 
 class _Inputs:
-    """The inputs, wide, a chunk at a time: a bfloat16 sequence is never held in float32."""
+    """The inputs, in float32 or wider, a chunk at a time: bfloat16 is never widened as a whole."""
 
     def __init__(
         self,
@@ -140,12 +140,12 @@ class _Inputs:
         return head.unflatten(0, (self.groups, -1))[..., None]  # (h,) -> (g, r, 1)
 
     def rows(self, x: Tensor, cut: slice) -> Tensor:
-        """Give a chunk of x (b, l, h, p) as (b, g, c, r, p), a view where it is wide already."""
+        """Return a chunk of x (b, l, h, p) as (b, g, c, r, p), a view if it is wide already."""
         wide = x[:, cut].to(self.work)  # (b, c, h, p)
         return wide.unflatten(2, (self.groups, -1)).transpose(1, 2)  # (b, g, c, r, p)
 
     def raw(self, cut: slice) -> Tensor:
-        """Give dt + dt_bias of a chunk, (b, g, r, c)."""
+        """Return dt + dt_bias of a chunk, (b, g, r, c)."""
         dt = self.dt[:, cut].to(self.work).transpose(1, 2)  # (b, h, c)
         raw = dt.unflatten(1, (self.groups, -1))  # (b, g, r, c)
         return raw if self.dt_bias is None else raw + self.dt_bias  # (b, g, r, c)
@@ -164,7 +164,7 @@ class _Inputs:
 
 
 class _Chunk:
-    """One chunk: what of it both passes need."""
+    """One chunk: the values that both passes need."""
 
     def __init__(
         self,
@@ -196,24 +196,24 @@ class _Chunk:
         self.whole = self.since[..., -1]  # (b, g, r)
 
     def shown(self, pairs: Tensor) -> Tensor:
-        """Leave zeros where step i does not see step j: (b, g, c, c), in place."""
+        """Zero the pairs (b, g, c, c), in place, in which step i does not see step j."""
         return pairs.tril_() if self.seen is None else pairs.mul_(self.seen.inside)
 
     def slope(self) -> Tensor:
-        """Give the derivative of delta, (b, g, r, c): the sigmoid, and 0 beyond the limit."""
+        """Return the derivative of delta, (b, g, r, c): the sigmoid, and 0 beyond the limit."""
         slope = torch.sigmoid(self.raw)  # (b, g, r, c)
         if self.limit == NO_LIMIT:
             return slope
         return slope * (softplus(self.raw) == self.delta)  # (b, g, r, c)
 
     def inside(self) -> Tensor:
-        """Give what takes x to y inside the chunk, (b, g, r, c, c); D is on its diagonal."""
+        """Return the matrix from x to y in the chunk, (b, g, r, c, c), with D on its diagonal."""
         matrix = self.LG * self.delta[..., None, :]  # (b, g, r, c, c)
         matrix.diagonal(dim1=-2, dim2=-1).add_(self.D)  # (b, g, r, c)
         return matrix  # (b, g, r, c, c)
 
     def from_state(self, state: Tensor) -> Tensor:
-        """C[i] S, before the decay: (b, g, n, r p) -> (b, g, c, r, p)."""
+        """Compute C[i] S without its decay: (b, g, n, r p) -> (b, g, c, r, p)."""
         return (self.C @ state).unflatten(3, self.x.shape[3:])  # (b, g, c, r, p)
 
     def read(self, state: Tensor) -> Tensor:
@@ -223,11 +223,11 @@ class _Chunk:
         return y.transpose(1, 2).flatten(2, 3)  # (b, c, h, p)
 
     def weighted(self) -> Tensor:
-        """Give delta x, decayed up to the chunk's end, (b, g, c, r p)."""
+        """Return delta x, decayed up to the chunk's end, (b, g, c, r p)."""
         return (self.x * by_row(self.until * self.delta)).flatten(3)  # (b, g, c, r p)
 
     def decayed(self, state: Tensor) -> Tensor:
-        """Let a state (b, g, n, r p) fade over the whole chunk."""
+        """Decay a state (b, g, n, r p) over the whole chunk."""
         by_head = state.unflatten(3, self.x.shape[3:])  # (b, g, n, r, p)
         return (by_head * self.whole[:, :, None, :, None]).flatten(3)  # (b, g, n, r p)
 
@@ -315,12 +315,12 @@ class _SSD(torch.autograd.Function):
 
 
 class _Gradients:
-    """The gradients of one chunk, given dy (b, g, c, r, p) and that of the state after it."""
+    """The gradients of one chunk, from dy (b, g, c, r, p) and that of the state after it."""
 
     def __init__(self, part: _Chunk, state: Tensor, dy: Tensor, dafter: Tensor) -> None:
         x, delta = part.x, part.delta
         dy_since = dy * by_row(part.since)  # (b, g, c, r, p)
-        # What each step's delta x B, once in the state, gives back; before the decay.
+        # The gradient of each step's delta x by way of the state, without the decay.
         back = (part.B @ dafter).unflatten(3, x.shape[3:])  # (b, g, c, r, p)
         inside = part.inside().transpose(3, 4) @ dy.transpose(2, 3)  # (b, g, r, c, p)
         beyond = by_row(part.until * delta)  # (b, g, c, r, 1)
@@ -329,7 +329,7 @@ class _Gradients:
         dmatrix = dy.transpose(2, 3) @ x.permute(0, 1, 3, 4, 2)  # (b, g, r, c, c)
         self.dD = dmatrix.diagonal(dim1=-2, dim2=-1).sum(-1)  # (b, g, r)
         dLG = dmatrix * part.LG  # (b, g, r, c, c)
-        dinside = dLG.sum(-2)  # (b, g, r, c): of delta[j], as what weighs x[j] inside
+        dinside = dLG.sum(-2)  # (b, g, r, c): of delta[j] as the weight of x[j] inside
         doutside = (back * x).sum(-1).transpose(2, 3) * part.until  # (b, g, r, c): and beyond
         dmatrix.mul_(part.L).mul_(delta[..., None, :])  # (b, g, r, c, c): of each G
         dG = part.shown(dmatrix.sum(2))  # (b, g, c, c)
@@ -343,7 +343,7 @@ class _Gradients:
         self.dstate = _plus_product(faded, read, dy_since.flatten(3))  # (b, g, n, r p)
 
         # a = delta A of a step is in the exponent of all that passes over that step. Its gradient
-        # sums over pairs i >= t > j; as a difference of two sums over i, it needs float64.
+        # sums over pairs i >= t > j; taken as a difference of two sums over i, it needs float64.
         flow = dLG.mul_(delta[..., None, :])  # (b, g, r, c, c): of each L's exponent
         ends = flow.sum(-1, dtype=torch.double) - flow.sum(-2, dtype=torch.double)  # (b, g, r, c)
         ends += (part.from_state(state) * dy_since).sum(-1).transpose(2, 3)  # (b, g, r, c)

@@ -1,1 +1,1 @@
-"""Kernels of our own for GPUs, in Triton."""
+"""GPU kernels of our own, in Triton."""

@@ -1,6 +1,6 @@
-"""Selective scan on a GPU: Triton kernels that take (b, l, d) as it is, and know of documents.
+"""Selective scan on a GPU: Triton kernels that take (b, l, d) as it is and support documents.
 
-The equations are those of training.ops.scan. All chunks of steps run side by side:
+The equations are those of training.ops.scan. All chunks of steps run in parallel:
 
     ends       every chunk from a state of zero: its last state, and the sum of its deltas
     across     from chunk to chunk: the state at the start of each
@@ -12,9 +12,9 @@ and for the gradients, with what the steps after a chunk pass back to its last s
     across     from chunk to chunk, the last one first
     gradients  every chunk, with what comes from both sides
 
-States that the last one needs in reverse are computed again from one in HELD. Nothing is added up
-by atomic operations, so that the same inputs give the same bits. Where a document begins, the decay
-is 0: nothing passes, forward or back.
+The last one needs the states in reverse, and recomputes them from every HELD-th. Nothing is summed
+by atomic operations, so equal inputs give bitwise equal results. Where a document begins, the decay
+is 0, so nothing passes, forward or backward.
 
 Shapes: b batch, l length, d channels, n state size, k chunks.
 """
@@ -33,27 +33,27 @@ from training.ops.documents import Documents
 from training.ops.gpu import scan_kernels as kernels
 
 CHUNK = 64
-"""Steps of a chunk: more chunks fill the GPU better, each costs the traffic of one state."""
+"""Steps of a chunk: more chunks fill the GPU better, but each costs the traffic of one state."""
 
 CHANNELS = 32
 """Channels of a program: as many as a warp has threads."""
 
 STEPS = 4
-"""Steps that a program reads ahead of what it computes; it divides CHUNK."""
+"""Steps that a program reads before it computes them; divides CHUNK."""
 
 HELD = 2
-"""The same of `gradients`, which holds the states of so many steps in registers."""
+"""The same for `gradients`, which holds the states of that many steps in registers."""
 
 REGISTERS = 168
-"""Of a thread of `gradients`. With fewer it keeps some in memory, with more too few warps run. This
-and the numbers above took the least time on an H200, in bfloat16 with 2048 and 5120 channels."""
+"""Registers per thread of `gradients`. With fewer some values go to memory, with more too few warps
+run. This and the numbers above were fastest on an H200, in bfloat16 with 2048 and 5120 channels."""
 
 ACROSS = {"SIZE": 128, "AHEAD": 8}
-"""States of a program of `across`, and chunks that it reads ahead."""
+"""States per program of `across`, and chunks that it reads ahead."""
 
 
 class _Sizes:
-    """What all kernels are launched with."""
+    """The sizes, the grid and the constants that the kernels are launched with."""
 
     def __init__(self, x: Tensor, A: Tensor, documents: Documents | None) -> None:
         self.b, self.l, self.d = x.shape
@@ -79,17 +79,17 @@ class _Sizes:
 
 
 def _rows(one: Tensor) -> Tensor:
-    """Itself where the channels lie side by side, else a copy."""
+    """Return the tensor itself if its channels are contiguous, else a copy."""
     return one if one.stride(-1) == 1 else one.contiguous()
 
 
 def _strides(*given: Tensor) -> list[int]:
-    """How far rows lie apart, of each, and then how far steps do."""
+    """Return the stride between rows of each tensor, then the stride between steps of each."""
     return [one.stride(axis) for axis in (0, 1) for one in given]
 
 
 class Scan(torch.autograd.Function):
-    """`selective_scan` by the kernels; A, D and dt_bias are float32."""
+    """`selective_scan` by these kernels; A, D and dt_bias are float32."""
 
     @staticmethod
     def forward(  # type: ignore[override]

@@ -1,9 +1,10 @@
-"""The kernels of training.ops.gpu.scan, which tells the order that they run in.
+"""The kernels of training.ops.gpu.scan, which describes the order that they run in.
 
-A program is one warp and holds the states of some channels, (d, n), in registers. It reads what
-several steps are given before it computes the first, as few warps hide the memory's latency.
-Strides of steps are constants, so that most addresses are, too. Numbers of steps and chunks have 64
-bits: times a stride, they go beyond 32 in long sequences.
+A program is one warp and holds the states of some channels, (d, n), in registers. It reads the
+inputs of several steps before it computes the first, as there are few warps to hide the memory's
+latency. Strides of steps are constants, so most addresses are too. Numbers of steps and chunks have
+64 bits: times a stride, they exceed 32 bits in long sequences.
+
 Shapes: b batch, l length (L), d channels (D), n state size (N), k chunks.
 """
 
@@ -18,7 +19,7 @@ if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
     raise ImportError(f"its kernels take Triton 3.4 or later, this is {triton.__version__}")
 
 NEVER = tl.constexpr(1e30)
-"""The sum of the deltas of a chunk in which a document begins: a decay by it is 0."""
+"""The sum of the deltas of a chunk in which a document begins: it makes the decay 0."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -28,7 +29,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 def _softplus(x):
     """log(1 + e^x): max(x, 0) + log(1 + e), e = e^-|x|, whose logarithm is 2 artanh(e / (2 + e)).
 
-    Of the series of artanh, whose argument is at most 1/3, six terms are float32's precision.
+    As the argument of artanh is at most 1/3, six terms of its series give float32's precision.
     """
     e = tl.exp(-tl.abs(x))
     s = e / (2.0 + e)
@@ -39,21 +40,21 @@ def _softplus(x):
 
 @triton.jit
 def _silu(z):
-    """The sigmoid of z, and z times it."""
+    """Return the sigmoid of z, and z times it."""
     gate = 1.0 / (1.0 + tl.exp(-z))
     return gate, z * gate
 
 
 @triton.jit
 def _places(D: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr):
-    """The channels d and states n of this program, and which of them there are."""
+    """Return this program's channels d and states n, and which of them exist."""
     d, n = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS), tl.arange(0, NP)
     return d, n, (d < D) | (D % CHANNELS == 0), (n < N) | (N == NP)
 
 
 @triton.jit
 def _read(x, dt, B, begins, places, inside, DOCUMENTS: tl.constexpr):
-    """Give x and dt (d,), B (n,) of a step, 0 beyond the end, and whether a document begins."""
+    """Return x and dt (d,), B (n,) of a step, 0 beyond the end, and whether a document begins."""
     d, n, is_d, is_n = places
     x_t = tl.load(x + d, mask=is_d & inside, other=0.0)
     dt_t = tl.load(dt + d, mask=is_d & inside, other=0.0)
@@ -64,20 +65,20 @@ def _read(x, dt, B, begins, places, inside, DOCUMENTS: tl.constexpr):
 
 @triton.jit
 def _delta(dt_t, bias, there):
-    """Delta (d,), 0 beyond the end."""
+    """Return delta (d,), 0 beyond the end."""
     return tl.where(there, _softplus(dt_t.to(tl.float32) + bias), 0.0)
 
 
 @triton.jit
 def _decay(delta, a, begin, DOCUMENTS: tl.constexpr):
-    """exp(delta A) (d, n), 0 where a document begins; a is A / ln 2."""
+    """Return exp(delta A) (d, n), 0 where a document begins; a is A / ln 2."""
     decay = tl.exp2(delta[:, None] * a)
     return tl.where(begin != 0, 0.0, decay) if DOCUMENTS else decay
 
 
 @triton.jit
 def _advanced(h, given, a, bias, there, DOCUMENTS: tl.constexpr):
-    """The state (d, n) after a step, and delta (d,)."""
+    """Return the state (d, n) after a step, and delta (d,)."""
     x_t, dt_t, B_t, begin = given
     delta = _delta(dt_t, bias, there)
     own = (delta * x_t)[:, None] * B_t.to(tl.float32)[None, :]
@@ -91,7 +92,7 @@ def ends(
     N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
     STEPS: tl.constexpr, EVEN: tl.constexpr, DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Each chunk's last state from one of zero -> states (b, k, d, n); sums of delta (b, k, d)."""
+    """Run each chunk from zero: last states -> states (b, k, d, n); sums of delta (b, k, d)."""
     chunk, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     places = _places(D, N, NP, CHANNELS)
     d, n, is_d, is_n = places
@@ -133,7 +134,7 @@ def across(
     A, states, sums, chunks, D: tl.constexpr, N: tl.constexpr, SIZE: tl.constexpr,
     AHEAD: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """Turn what each chunk adds, states (b, k, d, n), into what is before it; BACK: after it.
+    """Replace each chunk's own states (b, k, d, n) by the state before it; BACK: after it.
 
     A program has SIZE states, and reads those of AHEAD chunks before it needs them.
     """
@@ -223,7 +224,7 @@ def back(
     CHUNK: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr, DOCUMENTS: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
-    """What each chunk alone passes back to the state before it -> flows (b, k, d, n)."""
+    """Compute what each chunk alone passes back to the state before it -> flows (b, k, d, n)."""
     chunk, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     places = _places(D, N, NP, CHANNELS)
     d, n, is_d, is_n = places
@@ -275,11 +276,11 @@ def gradients(
     NP: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
     EVEN: tl.constexpr, DOCUMENTS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of every chunk.
+    """Compute all gradients of every chunk.
 
-    Of one step: dx, ddt, dz (b, l, d), and of this program's channels dB, dC (d / CHANNELS, b, l,
-    n). Of the chunk: dA (b, k, d, n), dskip and dbias (b, k, d). between (b, k, CHUNK / STEPS, d,
-    n) is for the states inside the chunk.
+    Per step: dx, ddt, dz (b, l, d), and, for this program's channels, dB, dC (d / CHANNELS, b, l,
+    n). Per chunk: dA (b, k, d, n), dskip and dbias (b, k, d). between (b, k, CHUNK / STEPS, d, n)
+    is scratch space for the states inside the chunk.
     """
     part, chunk, b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     places = _places(D, N, NP, CHANNELS)
@@ -298,7 +299,7 @@ def gradients(
     blocks: tl.constexpr = CHUNK // STEPS
     between += place * blocks * N
 
-    # The state at the start of each block, the first of which is known.
+    # The state at the start of each block; that of the first is known.
     h = tl.load(starts + state, mask=of_state, other=0.0)
     for block in range(0, blocks - 1):
         read = ()
@@ -318,7 +319,7 @@ def gradients(
         B += STEPS * B_STEP
         begins += STEPS
 
-    # Block by block to the chunk's start: forward, keeping the states, and back.
+    # Block by block to the chunk's start: forward, keeping the states, then back.
     last = first + (blocks - 1) * STEPS
     dy += b * dy_row + last * DY_STEP
     z += b * z_row + last * Z_STEP
@@ -377,7 +378,7 @@ def gradients(
             of_decay = flow * kept[j]  # the gradient of delta A
             dA_sum += of_decay * delta[:, None]
             ddelta = tl.sum(of_decay * a, axis=1) * LN_2 + du * x_t
-            # The derivative of softplus; 1 - e^-delta, the same, is inexact where delta is small.
+            # The derivative of softplus; 1 - e^-delta equals it, but is inexact for a small delta.
             draw = ddelta * tl.where(there, tl.sigmoid(dt_t.to(tl.float32) + dt_bias), 0.0)
             dbias_sum += draw
             tl.store(ddt + j * D + d, draw.to(ddt.dtype.element_ty), mask=there)

@@ -1,4 +1,4 @@
-"""What the kernels take, checked before one is compiled."""
+"""Checks of the kernels' arguments, before a kernel is compiled."""
 
 # ruff: noqa: N803  (A, B, C, D are the paper's own names)
 from __future__ import annotations
@@ -13,7 +13,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def check_ssd(x: Tensor, B: Tensor, C: Tensor) -> None:
-    """Raise RequestError for x (b, l, h, p) or B, C (b, l, g, n) that the kernels cannot take."""
+    """Raise RequestError if the kernels cannot take x (b, l, h, p) or B, C (b, l, g, n)."""
     length, heads, p = x.shape[1:]
     groups, n = B.shape[2:]
     faults = [_dtype("x", x), _dtype("B", B), _dtype("C", C)]
@@ -33,7 +33,7 @@ def check_ssd(x: Tensor, B: Tensor, C: Tensor) -> None:
 
 
 def check_conv(x: Tensor, weight: Tensor) -> None:
-    """Raise RequestError for x (b, l, d) or weight (d, 1, k) that the kernels cannot take."""
+    """Raise RequestError if the kernels cannot take x (b, l, d) or weight (d, 1, k)."""
     channels = x.shape[2]
     faults = [_dtype("x", x), _dtype("the weight", weight)]
     if channels % PARTITIONS:

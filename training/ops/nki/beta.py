@@ -1,7 +1,7 @@
 """`neuronxcc.nki` with the calling convention of the current `nki`, as far as the kernels need it.
 
-There an instruction returns a tile, and a part of a tile is written by assignment to an index of
-it. So a tile here is a tile there with an index, and what `dst` names is assigned to.
+There an instruction returns a tile, and a part of a tile is written by assigning to an index of it.
+So a tile here is one of theirs with an index, and an instruction's result is assigned to `dst`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ jit = beta.jit
 
 
 def simulate(kernel: Any) -> Callable[..., Any]:
-    """Give the kernel as a function of numpy arrays that the compiler's simulator computes."""
+    """Return the kernel as a function of numpy arrays, computed by the compiler's simulator."""
     return lambda *arguments: beta.simulate_kernel(kernel, *arguments)
 
 
@@ -64,7 +64,7 @@ def _dma_copy(dst: Any, src: Any) -> None:
 
 
 def _into(instruction: Callable[..., Any]) -> Callable[..., None]:
-    """Let an instruction that returns a tile write it to `dst`."""
+    """Make an instruction that returns a tile write it to `dst` instead."""
 
     def written(dst: Tile, **operands: Any) -> None:
         dst.write(instruction(**{name: _value(one) for name, one in operands.items()}))
@@ -85,7 +85,7 @@ def _affine_select(
     cmp_op: Any,
     offset: int,
 ) -> None:
-    """Select where offset + channel_multiplier row + step column >= 0, the one comparison used."""
+    """Select where offset + channel_multiplier row + step column >= 0, the only comparison used."""
     assert cmp_op is nl.greater_equal
     [[step, columns]] = pattern
     row = beta_nl.arange(dst.shape[0])[:, None]

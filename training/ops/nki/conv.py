@@ -4,15 +4,15 @@ With k taps, and x zero before the start:
 
     z[t] = bias + sum over j of weight[j] x[t - (k - 1) + j],   y = z sigmoid(z)   (or y = z)
 
-Backward, from dy, the z of the tile is computed again, bias included, since SiLU' is taken at z:
+Backward from dy, a tile's z is recomputed, including the bias, since SiLU' is taken at z:
 
     dz[t]      = dy[t] s (1 + z (1 - s)),  s = sigmoid(z[t])
     dx[t]      = sum over j of weight[j] dz[t + (k - 1) - j],   dz zero beyond the end
     dweight[j] = sum over t of dz[t] x[t - (k - 1) + j],        dbias = sum over t of dz[t]
 
-Channels are the partitions, steps the columns: a tap is one instruction on the vector engine, and
-a shift is where it begins to read. x comes with k - 1 zeros before it, and for the backward x and
-dy with k - 1 zeros behind, so that every tile is of one shape. All arithmetic is in float32.
+Channels are the partitions, steps the columns: a tap is one instruction on the vector engine, and a
+shift is an offset into what it reads. x comes with k - 1 zeros before it, and for the backward pass
+x and dy with k - 1 zeros after it, so that all tiles have one shape. All arithmetic is float32.
 
 Shapes: b batch, d channels, k taps, l length, w steps of a tile; l is a multiple of w.
 """

@@ -1,8 +1,8 @@
-"""NKI as the kernels see it: the current `nki` package, or that of the pinned compiler beneath it.
+"""NKI as the kernels use it: the current `nki` package, or the pinned compiler's own.
 
-The kernels are written for `nki`, whose instructions write into a tile that is given (`dst=`).
-Compilers up to Neuron 2.27, as neuronx-cc 2.16, have `neuronxcc.nki` instead, whose instructions
-return tiles; beta.py makes the one from the other. Raises ImportError where there is neither.
+The kernels are written for `nki`, whose instructions write into a given tile (`dst=`). Compilers up
+to Neuron 2.27, such as neuronx-cc 2.16, have `neuronxcc.nki` instead, whose instructions return
+tiles; beta.py adapts it. Raises ImportError if neither is installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ except ImportError:
 else:
 
     def simulate(kernel: Any) -> Callable[..., Any]:
-        """Give the kernel as a function of numpy arrays that NKI's simulator computes."""
+        """Return the kernel as a function of numpy arrays, computed by NKI's simulator."""
         import nki
 
         run: Callable[..., Any] = nki.simulate(kernel)

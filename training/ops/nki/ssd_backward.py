@@ -1,7 +1,7 @@
-"""SSD backward, through the chunks from the last to the first; Dao & Gu 2024, sections 6 and 7.
+"""SSD backward, through the chunks from last to first; Dao & Gu 2024, sections 6 and 7.
 
-To the equations of ssd_forward.py: with dy given, dS' the gradient of the state after the chunk,
-and sums over the chunk's steps,
+For the equations of ssd_forward.py, given dy and dS', the gradient of the state after the chunk,
+with sums over the chunk's steps:
 
     M[i, j]  = dy[i] . delta[j] x[j]                 what L[i, j] (C[i].B[j]) is multiplied by
     d(dx)[j] = sum over i of L[i, j] (C[i].B[j]) dy[i]  +  until[j] B[j] dS'      of delta[j] x[j]
@@ -9,7 +9,7 @@ and sums over the chunk's steps,
     dC[i]    = sum over heads ( sum over j of M[i, j] L[i, j] B[j]  +  since[i] S dy[i] )
     dS       = whole dS'  +  sum over i of since[i] C[i] dy[i]^T
 
-The gradient of an exponent is its decay's times the decay; a[t] is in all exponents over step t:
+The gradient of an exponent is the decay times its gradient; a[t] is in all exponents over step t:
 
     da[t] = sum over i >= t > j of M[i, j] L[i, j] (C[i].B[j])             those of L
           + sum over i >= t of C[i] . (since[i] S dy[i])                   those of since
@@ -17,8 +17,8 @@ The gradient of an exponent is its decay's times the decay; a[t] is in all expon
           + whole sum over (n, p) of S dS'                                 that of whole
 
 and ddelta = A da + x . d(dx), dA = sum of delta da, dx = delta d(dx) + D dy, dD = sum of dy . x.
-The sums of da are products with triangles of ones, so nothing cancels that was not there: no
-difference of two large sums is taken. M and L stand as (i, j). All arithmetic is in float32.
+The sums of da are products with triangles of ones: no difference of two large sums is taken, so
+no digits are lost to cancellation. M and L are (i, j). All arithmetic is float32.
 
 Shapes as in ssd_forward.py.
 """
@@ -54,7 +54,7 @@ def ssd_backward(
     """Compute the gradients of x, delta, A, B, C and D, those of A and D as (b, h).
 
     dy and x are (b, l, h p), delta (b, l, h), A and D (1, h), B and C (b, l, g n), and the states
-    (b, q, g, n, r p) the forward's.
+    (b, q, g, n, r p) are those of the forward pass.
     """
     b, length, width = x.shape
     h, g = delta.shape[2], B.shape[2] // STATE

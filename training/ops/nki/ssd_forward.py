@@ -10,12 +10,12 @@ For each head, with B and C shared by the r heads of a group, a[t] = delta[t] A,
     L[i, j] = exp(a[j+1] + ... + a[i])     since[i] = exp(a[0] + ... + a[i])
     until[j] = exp(a[j+1] + ... + a[127])  whole = since[127]
 
-C B is computed once for a group. Here the matrices of a chunk stand transposed, (j, i): the tensor
-engine sums over partitions, and y sums over j. All arithmetic is in float32.
+C B is computed once per group. The matrices of a chunk are transposed here, (j, i): the tensor
+engine sums over partitions, and y sums over j. All arithmetic is float32.
 
 Shapes: b batch, l length, g groups, r heads of a group, h = g r heads, p channels of a head,
-n = 128 states, i, j and t steps of a chunk, q chunks. The backward takes the states before each
-chunk, which the forward gives.
+n = 128 states, i, j and t steps of a chunk, q chunks. The backward pass takes the states before
+each chunk, which the forward pass returns.
 """
 
 # ruff: noqa: N803, N806  (A, B, C, D, G, L are the paper's own names)

@@ -1,4 +1,4 @@
-"""Steps that the kernels share. All tiles are float32; a tile is (partitions, columns).
+"""Building blocks of the kernels. All tiles are float32; a tile is (partitions, columns).
 
 A product here is what the tensor engine computes: stationary (k, m) and moving (k, n) give
 stationary^T moving, (m, n), summed over the partitions of both.
@@ -23,7 +23,7 @@ def filled(rows: int, columns: int, value: float) -> Any:
 
 
 def loaded(source: Any, rows: int, columns: int) -> Any:
-    """Load a part of HBM of this shape, whatever its dtype."""
+    """Load a part of HBM, of this shape and any dtype."""
     tile = empty(rows, columns)  # (rows, columns)
     nisa.dma_copy(dst=tile, src=source)
     return tile
@@ -38,7 +38,7 @@ def product(stationary: Any, moving: Any) -> Any:
 
 
 def transposed(tile: Any) -> Any:
-    """(m, n) -> (n, m), by way of PSUM."""
+    """Transpose by way of PSUM, (m, n) -> (n, m)."""
     rows, columns = tile.shape
     turned = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)  # (n, m)
     nisa.nc_transpose(dst=turned, data=tile, engine=nisa.engine.tensor)
@@ -60,14 +60,14 @@ def add_to(total: Any, tile: Any) -> None:
 
 
 def scaled(tile: Any, column: Any) -> Any:
-    """Multiply each row by its number of a column, (m, n) by (m, 1)."""
+    """Multiply each row by its number in a column, (m, n) by (m, 1)."""
     result = empty(tile.shape[0], tile.shape[1])  # (m, n)
     nisa.tensor_scalar(dst=result, data=tile, op0=nl.multiply, operand0=column)
     return result
 
 
 def scaled_plus(tile: Any, column: Any, other: Any) -> Any:
-    """Compute tile * column + other, (m, n), (m, 1) and (m, n); not both tiles in PSUM."""
+    """Compute tile * column + other, (m, n), (m, 1) and (m, n); at most one tile in PSUM."""
     result = empty(tile.shape[0], tile.shape[1])  # (m, n)
     nisa.scalar_tensor_tensor(
         dst=result, data=tile, op0=nl.multiply, operand0=column, op1=nl.add, operand1=other

@@ -1,13 +1,13 @@
-"""The kernels as operations of torch, with their gradients.
+"""The kernels as torch operations, with their gradients.
 
-They take and give what `training.ops.ssd` and `training.ops.conv` do, as Choice calls those. On a
-Neuron device a kernel becomes part of the XLA graph; on the CPU NKI's simulator computes it, in
-float32. What is element by element around a kernel is left to torch.
+They take and return the same as the other implementations in `training.ops.ssd` and
+`training.ops.conv`. On a Neuron device a kernel becomes part of the XLA graph; on the CPU NKI's
+simulator computes it, in float32. Elementwise operations around a kernel are left to torch.
 
-The kernels know of no documents, and their graphs are compiled once, wherever documents begin. So
-SSD is given, at the first step of each, a delta after which nothing is left of the state before,
-and an x that is the smaller by as much: each of the kernels' exponents is a sum of its own terms,
-so no other loses digits by it. The convolution is then torch's, each tap times 0 or 1.
+The kernels do not support documents, and their graphs are compiled once, wherever documents begin.
+So the first step of each document is given a delta after which nothing is left of the state before,
+and an x that is smaller in proportion. As each of the kernels' exponents is a sum of its own terms,
+no other one loses digits by it. The convolution is then torch's, with each tap times 0 or 1.
 """
 
 # ruff: noqa: N803, N806  (A, B, C, D are the paper's own names)
@@ -29,7 +29,7 @@ from training.ops.nki.limits import TIME
 from training.ops.softplus import softplus
 
 NKI = "training.ops.nki.namespace"
-"""The module that can be imported where there is NKI."""
+"""Module that can be imported if NKI is installed."""
 
 
 def ssd(
@@ -46,8 +46,8 @@ def ssd(
 ) -> Tensor:
     """Compute y (b, l, h, p) as training.ops.ssd does; see there for the arguments.
 
-    `chunk` is the model's; the kernel's is 128 whatever it is, and y is the same but for rounding.
-    Raises RequestError for what the kernels cannot take.
+    `chunk` is the model's; the kernels always use 128, which changes y only by rounding.
+    Raises RequestError for arguments that the kernels cannot take.
     """
     check_ssd(x, B, C)
     raw = dt.float() if dt_bias is None else dt.float() + dt_bias.float()  # (b, l, h)
@@ -102,7 +102,7 @@ def causal_conv1d(
 ) -> Tensor:
     """Compute y (b, l, d) as training.ops.conv does; see there for the arguments.
 
-    Raises RequestError for what the kernels cannot take.
+    Raises RequestError for arguments that the kernels cannot take.
     """
     check_conv(x, weight)
     if documents is not None:
@@ -115,7 +115,7 @@ def causal_conv1d(
 def masked_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, documents: Documents
 ) -> Tensor:
-    """Compute the same, element by element, with shapes that follow from those of x alone."""
+    """Compute `causal_conv1d` elementwise, with shapes that depend on those of x alone."""
     taps, wide = weight.shape[-1], x.to(torch.promote_types(x.dtype, torch.float32))  # (b, l, d)
     y = wide * weight[:, 0, taps - 1]  # (b, l, d)
     for step in range(1, min(taps, x.shape[1])):
@@ -161,14 +161,14 @@ class _Conv(torch.autograd.Function):
 
 
 def _tiling(length: int) -> tuple[int, int]:
-    """Cut a length into equal tiles: steps of a tile, and zeros to add behind to fill the last."""
+    """Cut a length into equal tiles: return the steps of a tile, and the padding of the last."""
     tiles = -(-length // TIME)
     steps = -(-length // tiles)
     return steps, tiles * steps - length
 
 
 def launch(module: str, kernel: str, *arguments: Tensor | int) -> tuple[Tensor, ...]:
-    """Run a kernel, on the device where the tensors are. Raises RequestError without NKI."""
+    """Run a kernel on the tensors' device. Raises RequestError without NKI."""
     try:
         run = getattr(import_module(f"training.ops.nki.{module}"), kernel)
         simulate = import_module(NKI).simulate
