@@ -1,1 +1,1 @@
-"""How training is spread over ranks: one file a backend."""
+"""Backends, which spread training over ranks: one module each."""

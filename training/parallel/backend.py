@@ -1,6 +1,6 @@
-"""What the loop asks of a way to spread a run over its ranks; one file a way.
+"""The interface of a backend, which spreads a run over its ranks; one module each.
 
-The defaults are what those ways have in common whose models torch's own state dicts know.
+The defaults suit the backends whose models work with torch's own state dicts.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _MODULES = {
     "neuron": "training.parallel.neuron.backend",
     "smp": "training.parallel.sagemaker",
 }
-"""Name of a way, as the setting `backend` has it -> the module whose `BACKEND` it is."""
+"""Value of the setting `backend` -> the module whose `BACKEND` implements it."""
 
 
 class Backend:
-    """One way; has no state of its own. All but `mark` are collective calls."""
+    """One backend; has no state of its own. All methods except `mark` are collective calls."""
 
     def start(self, config: Config) -> Group:
-        """Join the other ranks. Raises RequestError where they cannot be had."""
+        """Join the other ranks. Raises RequestError if they are unavailable."""
         raise NotImplementedError
 
     def check(self, config: Config, group: Group) -> None:
-        """Raise RequestError with all faults that need torch, the ranks or the device."""
+        """Raise RequestError with all faults that need torch, the ranks or the device to find."""
         raise NotImplementedError
 
     def build(self, config: Config, group: Group, weights: Source | None) -> nn.Module:
-        """Make the model, its values random ones of the seed or those of `weights`, and spread it.
+        """Make the model, with random values from the seed or those of `weights`, and spread it.
 
-        Called as a LanguageModel is. Gradients are to be means over the ranks that read data.
+        It is called as a LanguageModel is. Gradients must be means over the ranks that read data.
         """
         raise NotImplementedError
 
@@ -54,17 +54,17 @@ class Backend:
         raise NotImplementedError
 
     def clip(self, model: nn.Module, optimizer: torch.optim.Optimizer, threshold: float) -> Tensor:
-        """Scale all gradients so that their global norm is at most `threshold`; it before, ()."""
+        """Scale all gradients to a global norm of at most `threshold`; return that before, ()."""
         raise NotImplementedError
 
     def mark(self, group: Group) -> None:
-        """Is called when a batch has gone back through the model, and when a step is taken."""
+        """React to the end of a batch's backward pass, and to that of a step; does nothing here."""
 
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Collect {"model", "optimizer"} by parameter name, a tied parameter once.
 
-        The tensors are the living ones, or stand for them in `restore`. The optimizer's settings
-        are not among it: those that a run is started with count.
+        The tensors are the live ones, or stand-ins that `restore` copies back. The optimizer's
+        settings are left out: those that a run is started with apply.
         """
         weights, moments = get_state_dict(model, optimizer)
         for second in _tied(model):
@@ -75,7 +75,7 @@ class Backend:
     def restore(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
     ) -> None:
-        """Put a state, as `state` gave it and a checkpoint has filled it, into what it is of."""
+        """Put a state, returned by `state` and filled by a checkpoint, into model and optimizer."""
         groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
         for second, first in _tied(model).items():
             state["model"][second] = state["model"][first]
@@ -89,13 +89,13 @@ class Backend:
     def copier(
         self, config: Config, device: torch.device
     ) -> tuple[Callable[[Any], Any] | None, str]:
-        """Give what copies a state into the host's memory; or None, and why it cannot be."""
+        """Return a function that copies a state into host memory; or None, and the reason."""
         found = compat.host_copier(device)
         return found, "" if found else f"torch {torch.__version__} cannot copy a state"
 
 
 def find_backend(name: str) -> Backend:
-    """Give the way that the setting `backend` names."""
+    """Return the backend that the setting `backend` names."""
     backend: Backend = import_module(_MODULES[name]).BACKEND
     return backend
 

@@ -1,7 +1,7 @@
-"""Float8 products in the linear layers of the blocks, by the library torchao.
+"""Float8 matrix products in the linear layers of the blocks, with the library torchao.
 
-Where they cannot be had the run goes on without, and says so in a line: whether a GPU has them is
-seldom known where a job is written. Each product's scale is that of the tensors it multiplies.
+Where they are unavailable the run continues without them and logs a line: whoever writes a job
+rarely knows whether its GPUs have them. Each product's scales come from the tensors it multiplies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.config.config import ParallelConfig
 LEAST = (8, 9)
 """Compute capability of the first GPUs that multiply in float8 (Ada; Hopper has 9.0)."""
 MULTIPLE = 16
-"""What both sizes of a weight must be a multiple of to be multiplied in float8."""
+"""Both sizes of a weight must be multiples of this for float8 products."""
 
 log = logging.getLogger("training.parallel.float8")
 
@@ -27,7 +27,7 @@ log = logging.getLogger("training.parallel.float8")
 def convert(
     blocks: Iterable[nn.Module], config: ParallelConfig, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Let the linear layers of the blocks multiply in float8, in place; says what was done."""
+    """Make the linear layers of the blocks multiply in float8, in place; log what was done."""
     if not config.fp8:
         return
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
@@ -49,7 +49,7 @@ def obstacle(
     capability: tuple[int, int] | None,
     has_library: bool,
 ) -> str:
-    """Tell why it cannot be; an empty word where it can. `capability` is None without a GPU."""
+    """Return why float8 is unavailable, or an empty string. `capability` is None without a GPU."""
     if capability is None:
         return "this is no GPU"
     if capability < LEAST:
@@ -66,7 +66,7 @@ def obstacle(
 
 
 def fits(module: nn.Module, name: str) -> bool:
-    """Tell whether a layer's sizes allow it."""
+    """Return whether a module is a linear layer whose sizes allow it."""
     return isinstance(module, nn.Linear) and not (
         module.in_features % MULTIPLE or module.out_features % MULTIPLE
     )

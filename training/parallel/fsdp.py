@@ -1,10 +1,10 @@
 """Sharding by FSDP: full (fsdp), within groups of ranks (hsdp), or none (ddp).
 
-One unit a block. Master weights and optimizer state are float32; with bf16 the blocks compute in
-bfloat16, and gradients are reduced in it too unless reduce_precision is fp32. FSDP2 where torch has
+One unit per block. Master weights and optimizer state are float32; with bf16 the blocks compute in
+bfloat16, and gradients are reduced in it too unless reduce_precision is fp32. FSDP2 if torch has
 it, else FSDP1. Ranks that share layers (training.parallel.tensor) hold parts of one copy, which
-FSDP cuts further. Ranks that share rows (training.ops.pieces) are to FSDP like any others: each has
-gradients of its own, of which it makes the mean.
+FSDP cuts further. Ranks that share rows (training.ops.pieces) are like any others to FSDP: it
+averages the gradients of each.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Fsdp(Backend):
-    """FSDP, and tensor groups of ranks that share layers."""
+    """FSDP, combined with tensor groups of ranks that share layers."""
 
     def start(self, config: Config) -> Group:
         parallel, run = config.parallel, config.run
@@ -80,9 +80,9 @@ BACKEND = Fsdp()
 def build(
     sizes: Sizes, config: ParallelConfig, group: Group, seed: int, weights: Source | None = None
 ) -> nn.Module:
-    """Make the model, initialised and sharded; every layout starts from the same values.
+    """Build the model, initialized and sharded; every layout starts from the same values.
 
-    These are random ones of the seed, or those of `weights`. With low_cpu_fsdp no rank ever holds
+    These are random ones from the seed, or those of `weights`. With low_cpu_fsdp no rank ever holds
     more than its shards and one whole parameter.
     Raises RequestError if the layout does not fit the ranks or the device.
     """
@@ -115,7 +115,7 @@ def build(
 
 
 def check(config: ParallelConfig, group: Group) -> None:
-    """Raise RequestError if these ranks and this torch cannot share layers, or the model."""
+    """Raise RequestError if these ranks, or this torch, cannot share layers or the model."""
     found = degrees.world_faults(
         config.tensor_parallel,
         group.world_size,
@@ -128,7 +128,7 @@ def check(config: ParallelConfig, group: Group) -> None:
 
 
 def meshes(config: ParallelConfig, group: Group) -> tuple[DeviceMesh, DeviceMesh | None]:
-    """Give the mesh of copies and shards, and that of the tensor group where there is one."""
+    """Return the mesh of copies and shards, and that of the tensor group, if there is one."""
     shape, names = mesh_shape(config, group), ("replicate", "shard")
     if config.tensor_parallel == 1:
         return _mesh(group, shape, names), None
@@ -145,7 +145,7 @@ def _mesh(group: Group, shape: tuple[int, ...], names: tuple[str, ...]) -> Devic
 
 
 def context_group(config: ParallelConfig, group: Group) -> ContextGroup:
-    """Find the ranks that share rows with this one: those whose tensor groups are neighbours."""
+    """Create the group of ranks that share rows with this one, from adjacent tensor groups."""
     degree, each = config.context_parallel, config.tensor_parallel
     wide = degree * each
     members = [
@@ -158,8 +158,8 @@ def context_group(config: ParallelConfig, group: Group) -> ContextGroup:
 
 
 def mesh_shape(config: ParallelConfig, group: Group) -> tuple[int, int]:
-    """Give (copies of the model, tensor groups that share one)."""
-    groups = group.world_size // config.tensor_parallel  # those that share rows too
+    """Return (copies of the model, tensor groups that share one)."""
+    groups = group.world_size // config.tensor_parallel  # including those that share rows
     if config.sharding_strategy == "ddp":
         return groups, 1
     if config.sharding_strategy == "fsdp":
@@ -178,7 +178,7 @@ def mesh_shape(config: ParallelConfig, group: Group) -> tuple[int, int]:
 def _shard(
     model: LanguageModel, mesh: DeviceMesh, dtype: torch.dtype, config: ParallelConfig
 ) -> None:
-    # A mesh of one dimension is plain FSDP; of two, HSDP, whose shard group of one is DDP.
+    # A one-dimensional mesh is plain FSDP, a two-dimensional one HSDP, or DDP if it shards by one.
     wanted = mesh["shard"] if mesh.size(0) == 1 else mesh
     options: dict[str, Any] = {"mesh": wanted}
     if dtype != torch.float32:
@@ -210,7 +210,7 @@ def _fill(model: LanguageModel, seed: int) -> None:
 
 
 def _materialise(model: LanguageModel, device: torch.device, seed: int) -> None:
-    """Replace every sharded parameter on the meta device by this rank's part of its value."""
+    """Replace every sharded parameter on the meta device with this rank's part of its value."""
     parameters: list[tuple[str, Any]] = list(model.named_parameters())
     for name, meta in parameters:
         whole = model.initial(name, meta.shape, seed)  # the parameter's shape
@@ -228,7 +228,7 @@ def _materialise(model: LanguageModel, device: torch.device, seed: int) -> None:
 
 
 def _local_part(whole: Tensor, like: Any) -> Tensor:
-    """Give this rank's part of a parameter: the tensor group cuts first, FSDP what is left."""
+    """Return this rank's part of a parameter: cut by the tensor group first, then by FSDP."""
     for axis, placement in reversed(list(enumerate(like.placements))):
         if hasattr(placement, "dim"):
             parts = whole.chunk(like.device_mesh.size(axis), placement.dim)  # (..., its part, ...)
@@ -239,7 +239,7 @@ def _local_part(whole: Tensor, like: Any) -> Tensor:
 
 
 def compile_blocks(blocks: Iterable[Block]) -> None:
-    """Compile each block but for its operations, whose loops over chunks would be unrolled.
+    """Compile each block except its operations, whose loops over chunks would be unrolled.
 
     Raises RequestError if there is no C++ compiler, which torch.compile needs on every device.
     """
@@ -255,10 +255,11 @@ def compile_blocks(blocks: Iterable[Block]) -> None:
 
 
 def expert_placements(model: nn.Module, ranks: int) -> dict[nn.Parameter, Any]:
-    """Tell which parameters of the experts are cut through each expert, and how.
+    """Return which parameters of experts to cut within each expert, and how.
 
-    A dimension that the ranks can share evenly is taken, one that the tensor group has not cut
-    before another. Where there is none, they are cut by experts.
+    These are the ones whose experts the ranks cannot share evenly. They are cut in a dimension that
+    the ranks can share evenly, preferably one that the tensor group has not cut. Without such a
+    dimension, they are cut by experts after all.
     """
     found = {}
     for module in model.modules():
@@ -274,11 +275,11 @@ def expert_placements(model: nn.Module, ranks: int) -> dict[nn.Parameter, Any]:
 
 
 def _local_tensor(parameter: Any) -> Any:
-    """Give what of a parameter the tensor group has left to FSDP."""
+    """Return the part of a parameter that the tensor group leaves to FSDP."""
     return parameter.to_local() if isinstance(parameter, compat.DTensor) else parameter
 
 
 def _cut_dimensions(parameter: Any) -> list[int]:
-    """Tell which dimensions the tensor group has cut."""
+    """List the dimensions that the tensor group has cut."""
     placed = parameter.placements if isinstance(parameter, compat.DTensor) else ()
     return [one.dim for one in placed if isinstance(one, compat.Shard)]

@@ -26,9 +26,9 @@ def shard(
     device: torch.device,
     seed: int,
 ) -> nn.Module:
-    """Wrap the model; parameters on the meta device get their initial values on the way."""
+    """Wrap the model, giving parameters on the meta device their initial values."""
     names = {module: name for name, module in model.named_modules()}
-    made: dict[str, nn.Parameter] = {}  # a tied parameter must stay one
+    made: dict[str, nn.Parameter] = {}  # tied parameters must stay one
 
     def materialise(module: nn.Module) -> None:
         for attribute, meta in list(module.named_parameters(recurse=False)):
@@ -69,11 +69,11 @@ STRATEGIES = {
     (False, True): ShardingStrategy.FULL_SHARD,
     (False, False): ShardingStrategy.SHARD_GRAD_OP,
 }
-"""Whether it is hybrid, and whether weights are let go after the forward pass -> what it is."""
+"""Whether it is hybrid, and whether weights are freed after the forward pass -> strategy."""
 
 
 def _strategy(mesh: DeviceMesh, reshard: bool) -> ShardingStrategy:
-    """Choose by the mesh: hybrid sharding in groups of one rank does not add their gradients up."""
+    """Choose by the mesh: hybrid sharding in groups of one rank would not sum their gradients."""
     if mesh.size(1) == 1:
         return ShardingStrategy.NO_SHARD
     return STRATEGIES[_is_hybrid(mesh), reshard]
@@ -84,5 +84,5 @@ def _is_hybrid(mesh: DeviceMesh) -> bool:
 
 
 def reduce_dtype(reduce_precision: str, dtype: torch.dtype) -> torch.dtype:
-    """Choose what gradients are added up in between ranks; auto is what blocks compute in."""
+    """Return the dtype in which ranks sum gradients; auto is the one that blocks compute in."""
     return {"auto": dtype, "bf16": torch.bfloat16, "fp32": torch.float32}[reduce_precision]

@@ -1,8 +1,8 @@
-"""What is traded for memory or speed: engine, precision, and what blocks compute again.
+"""Trade-offs between memory and speed: engine, precision, and what blocks recompute.
 
-A recomputed block keeps its input only (full), or also the results of its matrix products and of
-attention (selective): these take most of a block's time. The scans of Mamba, norms and activations
-are computed again either way; so is attention where it is not one operation of torch (a window or a
+A recomputed block keeps only its input (full), or also the results of its matrix products and of
+attention (selective), which take most of a block's time. The scans of Mamba, norms and activations
+are recomputed either way; so is attention if it is not a single torch operation (with a window or a
 mask on a CPU).
 """
 
@@ -28,12 +28,12 @@ _KEPT = (
     "flash_attn._flash_attn_forward.",
     "flash_attn._flash_attn_varlen_forward.",
 )
-"""How the names of operations begin whose results are kept. Products of batches of matrices are
-not among them: in a block they are parts of a scan, a window's attention or the like."""
+"""Prefixes of the names of operations whose results are kept. Batched matrix products are not
+among them: in a block they are parts of a scan, of attention with a window or the like."""
 
 
 def uses_fsdp2(engine: str) -> bool:
-    """Choose the engine; RequestError if FSDP2 is asked for and this torch has none."""
+    """Return whether to use FSDP2. Raises RequestError if it is asked for and torch has none."""
     if engine == "fsdp2" and compat.fsdp2() is None:
         raise RequestError(f"fsdp_engine: torch {torch.__version__} has no FSDP2; use auto")
     return engine != "fsdp1" and compat.fsdp2() is not None
@@ -49,7 +49,7 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def check_tradeoffs(config: Config, device: torch.device) -> None:
-    """Raise RequestError with all faults that need torch, or the device, to be found."""
+    """Raise RequestError with all faults that need torch or the device to find."""
     parallel = config.parallel
     fsdp2 = uses_fsdp2(parallel.fsdp_engine)
     found = []
@@ -93,18 +93,18 @@ def check_tradeoffs(config: Config, device: torch.device) -> None:
 
 
 def mark_recomputed(blocks: Sequence[Block], config: ParallelConfig) -> None:
-    """Let every N-th block be recomputed, as the settings ask for."""
+    """Mark every N-th block for recomputation, as the settings ask."""
     if not config.fsdp_activation_checkpointing:
         return
     for block in blocks[:: config.selective_checkpointing]:
         block.recompute = True
         if config.checkpointing_policy == "selective":
-            # Of each call its own: the contexts hold what is kept.
+            # New contexts for each call, as they hold what is kept.
             block.kept = functools.partial(compat.selective_contexts(), _policy)
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> bool:
-    """Tell whether the result of an operation is kept."""
+    """Return whether the result of an operation is kept."""
     return _is_kept(operation)
 
 

@@ -1,13 +1,13 @@
-"""What the backward pass needs of each block, kept in another memory and brought back in time.
+"""Offloading: what the backward pass needs of each block is kept elsewhere and fetched in time.
 
-While a block computes, every storage that autograd saves of it is sent out, once, whatever views of
-it are saved; it is let go here when the block after it is done, so that the copy runs beside the
-work. In the backward pass, the first tensor that a block is asked for begins to bring back what the
-next `horizon` blocks need.
+While a block computes, every storage that autograd saves of it is sent out, once, however many
+views of it are saved; it is freed here when the next block is done, so that the copy overlaps with
+the work. In the backward pass, the first tensor that a block is asked for starts fetching what it
+and the next `horizon` blocks need.
 
-What stays: parameters (sharding looks after them), what all blocks are given, small tensors, and
-all of the last `horizon` blocks, which would come back at once. A block that is recomputed saves
-its input only, so only that is sent.
+What stays: parameters (sharding handles them), tensors that all blocks are given, small tensors,
+and everything of the last `horizon` blocks, which would be fetched at once. A recomputed block
+saves only its input, so only that is sent.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from training.models.language import Block
 from training.ops.documents import Documents
 
 LEAST = 1 << 20
-"""Bytes of a storage that is worth a copy."""
+"""Minimum size in bytes of a storage that is worth a copy."""
 
 Wait = Callable[[], None]
-"""Makes the work that follows wait for the copies that had begun when it was made."""
+"""Makes subsequent work wait for the copies that had begun when it was made."""
 
 
 class Memory(Protocol):
-    """Another memory than the device's; copies out and back run beside the work."""
+    """Memory other than the device's; copies out and back overlap with the work."""
 
     device: torch.device
 
     def send(self, here: Tensor) -> Tensor:
-        """Begin to copy a tensor out; it must be kept until `sent` has been waited for."""
+        """Start copying a tensor out; it must be kept until `sent` has been waited for."""
 
     def sent(self) -> Wait: ...
 
     def fetch(self, there: Tensor) -> Tensor:
-        """Begin to copy a tensor back; it is there when `fetched` has been waited for."""
+        """Start copying a tensor back; it is valid once `fetched` has been waited for."""
 
     def fetched(self) -> Wait: ...
 
 
 class HostMemory:
-    """The host's memory, page-locked, over a stream of its own for each way."""
+    """Page-locked host memory, with a stream of its own for each direction."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -66,7 +66,8 @@ class HostMemory:
         return functools.partial(self._wait, self._out.record_event())
 
     def fetch(self, there: Tensor) -> Tensor:
-        # Made, and later let go, by the stream that computes: so what it held before is done with.
+        # Allocated, and later freed, on the compute stream, which is done with what was there
+        # before.
         here = torch.empty_like(there, device=self.device)  # the shape of `there`
         self._back.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._back):
@@ -81,17 +82,17 @@ class HostMemory:
 
 @dataclass
 class _Copy:
-    """A storage that was sent: its bytes there, and here while they are needed."""
+    """A storage that was sent: its bytes there, and its bytes here while they are needed."""
 
     there: Tensor  # (bytes,)
     views: int = 0  # saved tensors that are views of it
     here: Tensor | None = None  # (bytes,)
-    given: int = 0  # of its views, since it is here
+    given: int = 0  # of its views, since it was fetched
 
 
 @dataclass
 class _Saved:
-    """What one block saved; `before` is that of the block before it, needed next."""
+    """What one block saved; `before` is that of the block before it, which is needed next."""
 
     memory: Memory
     horizon: int
@@ -102,35 +103,35 @@ class _Saved:
     arrived: Wait | None = None
 
     def send(self, tensor: Tensor) -> _Copy:
-        """Send a tensor's storage, unless it was; in-place work on it makes it another."""
+        """Send a tensor's storage, unless it was; in-place changes make it another."""
         key = tensor.untyped_storage().data_ptr(), tensor._version
         if key not in self.copies:
             here = _bytes_of(tensor)  # (bytes,)
-            self.leaving.append(here)  # until it is let go no other storage has its address
+            self.leaving.append(here)  # until freed, no other storage gets its address
             self.copies[key] = _Copy(self.memory.send(here))
         self.copies[key].views += 1
         return self.copies[key]
 
     def end(self) -> None:
-        """Note that the block is done: what follows on the way out is not its own."""
+        """Note that the block is done: copies sent from now on are not its own."""
         if self.leaving:
             self.left = self.memory.sent()
 
     def let_go(self) -> None:
-        """Let the storages go here, when they are there."""
+        """Free the storages here, once they have been copied out."""
         if self.left is not None:
             self.left()
             self.leaving.clear()
 
     def fetch(self) -> None:
-        """Begin to bring everything back, unless that has begun."""
+        """Start fetching everything, unless that has begun."""
         if self.arrived is None and self.copies:
             for copy in self.copies.values():
                 copy.here = self.memory.fetch(copy.there)  # (bytes,)
             self.arrived = self.memory.fetched()
 
     def look_ahead(self) -> None:
-        """Begin to bring back what this block needs, and those that come next."""
+        """Start fetching what this block needs, and what the next ones need."""
         one: _Saved | None = self
         for _ in range(self.horizon + 1):
             if one is None:
@@ -139,7 +140,7 @@ class _Saved:
             one = one.before
 
     def give(self, copy: _Copy) -> Tensor:
-        """Give a copy that is here, (bytes,); it is let go when all its views have been given."""
+        """Return a fetched copy, (bytes,); it is freed when all its views have been returned."""
         if self.arrived is None or copy.here is None:  # a second backward pass
             self.arrived = None
             self.fetch()
@@ -154,7 +155,7 @@ class _Saved:
 
 @dataclass(frozen=True)
 class _Stayed:
-    """A saved tensor that stayed."""
+    """A saved tensor that was not sent."""
 
     saved: _Saved
     tensor: Tensor
@@ -166,7 +167,7 @@ class _Stayed:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A saved tensor whose storage was sent: where in it, and as what, it lies."""
+    """A saved tensor whose storage was sent: its dtype, and its place in the storage."""
 
     saved: _Saved
     copy: _Copy
@@ -181,14 +182,14 @@ class _Sent:
 
 
 class Offload:
-    """Looks after the blocks of one model."""
+    """Offloads what the blocks of one model save."""
 
     def __init__(self, memory: Memory, horizon: int, least: int = LEAST) -> None:
         self.memory, self.horizon, self.least = memory, horizon, least
         self._newest: _Saved | None = None
 
     def attach(self, blocks: Sequence[Block]) -> None:
-        """Let the blocks of a model, in their order, keep what they save in the other memory."""
+        """Make the blocks of a model, given in order, keep what they save in the other memory."""
         for index, block in enumerate(blocks):
             last = index + 1 == len(blocks)
             stays = index + self.horizon >= len(blocks)
@@ -227,12 +228,12 @@ class Offload:
 
 
 def _address(tensor: Tensor) -> int:
-    """Tell where the storage lies of a tensor, or of this rank's part of it."""
+    """Return the address of the storage of a tensor, or of this rank's part of it."""
     local = tensor.to_local() if isinstance(tensor, compat.DTensor) else tensor
     return local.untyped_storage().data_ptr()
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Give the whole storage of a tensor, uint8 (bytes,)."""
+    """Return the whole storage of a tensor, as uint8 (bytes,)."""
     empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)  # (0,)
     return empty.set_(tensor.untyped_storage())  # (bytes,)

@@ -16,17 +16,17 @@ from training.config.config import OptimConfig
 def make_optimizer(
     model: nn.Module, config: OptimConfig, device: torch.device
 ) -> torch.optim.AdamW:
-    """AdamW; A_log, D, biases and norms are not decayed (Gu & Dao 2023, the reference's rule).
+    """Make AdamW; A_log, D, biases and norms are not decayed (Gu & Dao 2023, the reference's rule).
 
-    With decay_all they are, as in the systems that know no such rule. `device` is what computes;
-    the parameters may be in the host's memory (cpu_offload).
+    With decay_all they are, as in systems without such a rule. `device` is the one that computes;
+    the parameters may be in host memory (cpu_offload).
     """
     named = [(p, config.decay_all or decays(n)) for n, p in model.named_parameters()]
     groups: list[dict[str, Any]] = [
         {"params": [p for p, decayed in named if decayed], "weight_decay": config.weight_decay},
         {"params": [p for p, decayed in named if not decayed], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]  # torch 2.2 restores no empty ones
+    groups = [group for group in groups if group["params"]]  # torch 2.2 cannot restore empty ones
     held = next(model.parameters()).device.type
     return torch.optim.AdamW(
         groups,
@@ -38,7 +38,7 @@ def make_optimizer(
 
 
 def decays(name: str) -> bool:
-    """Tell from a parameter's name whether weight decay applies to it."""
+    """Return whether weight decay applies to a parameter, by its name."""
     owner, _, kind = name.rpartition(".")
     plain = kind in ("A_log", "D") or kind.endswith("bias")  # Mamba-2 has a dt_bias
     return not plain and not owner.endswith(("norm", "norm_f"))
@@ -50,9 +50,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 def clip_gradients(model: nn.Module, threshold: float) -> Tensor:
-    """Scale all gradients so that their global norm is at most `threshold`; the norm before, ().
+    """Scale all gradients to a global norm of at most `threshold`; return the norm before, ().
 
-    A collective call: the norm is that of the whole model, whatever a rank holds of it.
+    A collective call: the norm is that of the whole model, whatever part of it a rank holds.
     """
     if isinstance(model, FullyShardedDataParallel):
         return _clip_fsdp1(model, threshold)  # ()
@@ -61,10 +61,10 @@ def clip_gradients(model: nn.Module, threshold: float) -> Tensor:
 
 
 def _clip_fsdp1(model: FullyShardedDataParallel, threshold: float) -> Tensor:
-    """Clip as the model's own clip_grad_norm_ does, but add up in the order of the parameters.
+    """Clip as the model's own clip_grad_norm_ does, but sum in the order of the parameters.
 
-    Torch 2.2 goes through a set of them, whose order is another in every process, so that a run
-    which is started again differs in the last digits.
+    Torch 2.2 iterates over a set, whose order differs in every process, so that a restarted run
+    would differ in the last digits.
     """
     gradients = [one.grad for one in model.parameters() if one.grad is not None]
     square = torch.zeros((), device=model.compute_device)  # ()

@@ -28,35 +28,35 @@ class Share:
     group: Any  # a process group
 
     def own(self, count: int) -> slice:
-        """Give this rank's part of so many heads or channels, which `size` divides."""
+        """Return this rank's part of `count` heads or channels, which `size` must divide."""
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def enter(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Give tensors that all ranks have alike to a shared part.
+        """Pass tensors that are equal on all ranks into a shared part.
 
-        Each rank's gradients are only what its own part makes of them, so they are added up, in
-        one call for all the tensors.
+        A rank's gradients come only from its own part, so they are summed over the ranks, in one
+        call for all the tensors.
         """
         entered: tuple[Tensor, ...] = _Enter.apply(self.group, *tensors)
         return entered
 
     def leave(self, x: Tensor) -> Tensor:
-        """Add up what the ranks made; the sum is on every rank, and so is its gradient."""
+        """Sum what the ranks computed; the sum is on every rank, and so is its gradient."""
         total: Tensor = _Leave.apply(self.group, x)  # the shape of x
         return total
 
     def sum(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Add up over the ranks, or take another operation, in place; without gradients."""
+        """Reduce over the ranks, by sum or another operation, in place; without gradients."""
         dist.all_reduce(x, op=op, group=self.group)
         return x
 
     def mean(self, groups: int) -> tuple[int, Callable[[Tensor], Tensor] | None]:
-        """Tell how channels in so many groups are normalised, whose ranks have equal parts.
+        """Return how to normalize channels in `groups` groups, of which ranks have equal parts.
 
-        Gives the groups of this rank, and how a mean over its channels of one becomes that over
-        all of them, where other ranks have channels of it too. Of groups and ranks one divides the
-        other.
+        Returns the number of this rank's groups and, if other ranks have channels of the same
+        group, a function from the mean over this rank's channels of it to the mean over all of
+        them. The number of groups must divide that of ranks, or the reverse.
         """
         if groups % self.size == 0:
             return groups // self.size, None
@@ -106,8 +106,8 @@ class _Leave(torch.autograd.Function):
 class Shared(nn.Module):
     """Mixed into a module whose parameters are DTensors of a tensor group.
 
-    The operations compute with plain tensors, so a parameter that FSDP has gathered is given as
-    this rank's part of it. One that is sharded is given as it is: FSDP itself asks for those.
+    Operations compute with plain tensors, so a parameter that FSDP has gathered is returned as this
+    rank's part of it. A sharded one is returned as it is, since it is FSDP itself that asks for it.
     """
 
     share: Share

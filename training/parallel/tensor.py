@@ -1,15 +1,15 @@
 """Tensor parallelism: the ranks of a tensor group share the work of each layer.
 
-Every parameter becomes a DTensor of the tensor group, cut or on every rank, before FSDP cuts what
-each rank then has. So FSDP, gradient clipping and checkpoints see one model whatever the degree.
+Every parameter becomes a DTensor of the tensor group, cut or replicated, before FSDP cuts what each
+rank then has. So FSDP, gradient clipping and checkpoints see one model whatever the degree.
 
-Of Mamba-2's mixer the ranks share the heads. in_proj holds the rows of z, x, B, C and dt one after
+In Mamba-2's mixer the ranks share the heads. in_proj holds the rows of z, x, B, C and dt one after
 the other, so a plain cut of its rows would give a rank no heads of its own, and a checkpoint must
-hold it whole under its one name. It is kept cut by columns, gathered when it is used, and each rank
-computes with the rows of its heads: the group moves the weight once forward and its gradient once
-back, which a cut by heads would not need, and shares its memory, the optimizer's included, which a
-copy on every rank would not do. The small parameters (one number a head or channel) are on every
-rank.
+hold it whole under its one name. It is therefore cut by columns and gathered for use, and each rank
+computes with the rows of its heads. This moves the weight once forward and its gradient once
+backward, which a cut by heads would not need, but shares its memory, including the optimizer's,
+which a copy on every rank would not. Small parameters (one number per head or channel) are
+replicated.
 
 Shapes: those of training.models.mamba2, and N ranks of the group.
 """
@@ -43,7 +43,7 @@ class RowLinear(Shared, nn.Linear):
     """A linear layer that ends a shared part: each rank has the columns of its own channels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in / N) -> (..., out), the same on all ranks; the bias is added once."""
+        """(..., in / N) -> (..., out), equal on all ranks; the bias is added once."""
         y = self.share.leave(F.linear(x, self.weight))  # (..., out)
         return y if self.bias is None else y + self.bias  # (..., out)
 
@@ -76,20 +76,20 @@ class SharedSquaredReluMLP(Shared, SquaredReluMLP):
 
 
 class SharedExperts(Shared, Experts):
-    """Each rank has some channels of every expert; all choose alike."""
+    """Each rank has some channels of every expert; all ranks route alike."""
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """(t, d_model), (t, k), (t, k) -> (t, d_model)."""
-        # In two calls: x may be bfloat16, the weights are float32.
+        # Two calls: x may be bfloat16, but the weights are float32.
         (x,), (weights,) = self.share.enter(x), self.share.enter(weights)  # (t, m), (t, k)
         return self.share.leave(super().forward(x, weights, chosen))  # (t, d_model)
 
 
 class GatheredLinear(Shared, nn.Linear):
-    """A linear layer that is kept cut; every rank computes with rows of its own choice."""
+    """A linear layer that is stored cut; every rank computes with rows of its own choice."""
 
     def whole(self) -> Tensor:
-        """The weight (out, in); its gradients of all ranks are added up, and cut again."""
+        """Gather the weight (out, in); its gradients are summed over the ranks and cut again."""
         weight: Any = nn.Module.__getattr__(self, "weight")  # the DTensor
         gathered = weight.redistribute(placements=[compat.Replicate()])  # (out, in)
         return gathered.to_local(grad_placements=[compat.Partial()])  # (out, in)
@@ -103,7 +103,7 @@ class SharedMixer(Shared, Mamba2Mixer):
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, documents: Documents | None = None
     ) -> Tensor:
-        """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False where there is padding."""
+        """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False at padding."""
         c, rows = self.config, MixerRows(self.config, self.share)
         small, heads = self._small(), self.share.own(c.n_head)
         in_bias = rows.projected(small["in_bias"]) if c.bias else None  # (rows,)
@@ -126,7 +126,7 @@ class SharedMixer(Shared, Mamba2Mixer):
         return self.out_proj(y)  # (b, l, d_model)
 
     def _small(self) -> dict[str, Tensor]:
-        """The parameters of one number a row, head or channel, whole."""
+        """Return the parameters with one number per row, head or channel, whole."""
         held = {
             "in_bias": self.in_proj.bias,  # (d_inner + d_conv_in + h,), or none
             "conv": self.conv1d.weight,  # (d_conv_in, 1, k)
@@ -141,12 +141,12 @@ class SharedMixer(Shared, Mamba2Mixer):
 
 
 class MixerRows:
-    """Which rows of the packed parameters are a rank's own."""
+    """The rows of the packed parameters that belong to a rank."""
 
     def __init__(self, config: Mamba2Config, share: Share) -> None:
         c = self.config = config
         inner, heads = share.own(c.d_inner), share.own(c.n_head)
-        # A rank has whole groups, or, where there are fewer than ranks, one that others have too.
+        # A rank has whole groups or, if these are fewer than the ranks, one that others have too.
         groups = max(1, c.n_groups // share.size)
         first = share.rank * c.n_groups // share.size
         shared = slice(first * c.d_state, (first + groups) * c.d_state)  # of B's rows, and of C's
@@ -165,11 +165,11 @@ class MixerRows:
         self.sizes = [_length(inner), sum(self.parts), _length(heads)]  # of z, xBC and dt
 
     def projected(self, packed: Tensor) -> Tensor:
-        """Rows of in_proj, (d_inner + d_conv_in + h, ...) -> (rows, ...)."""
+        """Select rows of in_proj, (d_inner + d_conv_in + h, ...) -> (rows, ...)."""
         return torch.cat([packed[part] for part in self.all])  # (rows, ...)
 
     def convolved(self, packed: Tensor) -> Tensor:
-        """Channels of the convolution, (d_conv_in, ...) -> (channels, ...)."""
+        """Select channels of the convolution, (d_conv_in, ...) -> (channels, ...)."""
         return torch.cat([packed[part] for part in self.conv])  # (channels, ...)
 
     def split(self, xBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -204,9 +204,9 @@ _LAYERS: dict[type[nn.Module], type[Shared]] = {
 
 
 def split_layers(model: LanguageModel, mesh: DeviceMesh, device: torch.device) -> None:
-    """Let the ranks of a mesh of one dimension share the layers; in place.
+    """Make the ranks of a one-dimensional mesh share the layers; in place.
 
-    Parameters on the meta device stay there, all others go to the device of the group.
+    Parameters on the meta device stay there; all others move to the group's device.
     """
     share = Share(mesh.get_local_rank(), mesh.size(), mesh.get_group())
     for name, parameter in list(model.named_parameters()):
@@ -220,7 +220,7 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh, device: torch.device) -
 
 
 def cut_dimension(name: str) -> int | None:
-    """Tell which dimension of a parameter is cut; None where every rank has it whole."""
+    """Return the dimension in which a parameter is cut; None if every rank has all of it."""
     owner, _, kind = name.rpartition(".")
     module = owner.rpartition(".")[2]
     if module in _COLUMN:
@@ -231,7 +231,7 @@ def cut_dimension(name: str) -> int | None:
 
 
 def _distributed(whole: Tensor, dim: int | None, mesh: DeviceMesh, device: torch.device) -> Tensor:
-    """Make the DTensor of a parameter, from this rank's part of it."""
+    """Make a parameter's DTensor from this rank's part of it."""
     local = whole
     if dim is not None:
         local = whole.chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()  # its part
@@ -247,7 +247,7 @@ def _distributed(whole: Tensor, dim: int | None, mesh: DeviceMesh, device: torch
 
 
 def _shared_class(name: str, plain: type[nn.Module]) -> type[nn.Module]:
-    """Find or make the class that stands in for a plain one; it has no state of its own."""
+    """Find or make the class that replaces a plain one; it has no state of its own."""
     if plain in _LAYERS:
         return _LAYERS[plain]
     last = name.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""The Neuron system's way: tensor groups of plain tensors, and ZeRO-1 (see the package)."""
+"""The Neuron backend: tensor groups of plain tensors, and ZeRO-1 (see the package)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from training.convert.source import Source
 
 NARROW = ("weight", "bias")
-"""What becomes bfloat16; A_log, D and dt_bias, a number a head, stay float32."""
+"""Parameters that become bfloat16; A_log, D and dt_bias, one number per head, stay float32."""
 
 
 class Ranks:
-    """What the optimizer needs of the model: this rank's groups, and where its parts lie."""
+    """What the optimizer needs besides the model: this rank's groups and its parameters' places."""
 
     def __init__(self, tensor: Share, data: Share) -> None:
         self.tensor, self.data = tensor, data
@@ -42,7 +42,7 @@ class Ranks:
 
 
 class Neuron(Backend):
-    """Tensor groups of plain tensors; AdamW with master weights, shared or not."""
+    """Tensor groups of plain tensors; AdamW with master weights, sharded or not."""
 
     def start(self, config: Config) -> Group:
         run = config.run
@@ -120,7 +120,7 @@ BACKEND = Neuron()
 
 
 def _kernel_faults(config: Config) -> list[str]:
-    """List why the kernels of training.ops.nki, which run on a Neuron device, cannot take it."""
+    """List why the kernels of training.ops.nki, which run on Neuron devices, cannot run it."""
     sizes, found = config.model.sizes, []
     assert isinstance(sizes, Mamba2Config)
     if config.data.seq_length % CHUNK:

@@ -1,4 +1,4 @@
-"""Joining the other ranks: on Neuron devices through torch-xla, else as everywhere."""
+"""Joining the other ranks: through torch-xla on Neuron devices, else as in any other run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from training.process_group import Group
 
 
 def start(device: str, tensor_parallel: int, hang_abort_seconds: int) -> Group:
-    """Join the other ranks; `device` is auto, cpu, cuda or xla, and auto never is xla.
+    """Join the other ranks; `device` is auto, cpu, cuda or xla, and auto never means xla.
 
-    Raises RequestError where torch-xla, or its device, is not there.
+    Raises RequestError if torch-xla, or its device, is missing.
     """
     if device != "xla":
         return process_group.start(device, tensor_parallel, hang_abort_seconds=hang_abort_seconds)
@@ -41,12 +41,12 @@ def start(device: str, tensor_parallel: int, hang_abort_seconds: int) -> Group:
 
 
 def uses_nxd(joined: Group) -> bool:
-    """Tell whether layers and groups are neuronx_distributed's."""
+    """Return whether layers and groups are neuronx_distributed's."""
     return joined.device.type == "xla" and nxd.is_there()
 
 
 def shares(joined: Group) -> tuple[Share, Share]:
-    """Cut the ranks: the tensor group of this one, and the ranks that read data beside it."""
+    """Return this rank's tensor group, and the group of ranks that read data in parallel to it."""
     if uses_nxd(joined):
         return nxd.shares(joined.tensor_parallel)
     n = joined.tensor_parallel
@@ -57,12 +57,12 @@ def shares(joined: Group) -> tuple[Share, Share]:
 
 
 def mark_step() -> None:
-    """Let XLA compute what has been asked for so far."""
+    """Make XLA compute what has been requested so far."""
     importlib.import_module("torch_xla.core.xla_model").mark_step()
 
 
 def _share(groups: list[list[int]], joined: Group) -> Share:
-    """Make all groups, as every rank must, and give this rank's."""
+    """Create all groups, as every rank must, and return this rank's."""
     made = [(ranks, dist.new_group(ranks, timeout=joined.timeout)) for ranks in groups]
     ranks, own = next((ranks, one) for ranks, one in made if joined.rank in ranks)
     return Share(ranks.index(joined.rank), len(ranks), own)
@@ -73,7 +73,7 @@ def _xla() -> Any:
         importlib.import_module("torch_xla.distributed.xla_backend")
         xla = importlib.import_module("torch_xla.core.xla_model")
         xla.xla_device()
-    except Exception as error:  # its libraries fail in many ways where there is no device
+    except Exception as error:  # its libraries fail in many ways without a device
         first = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestError(
             f"device: xla cannot be had here: {first}; it takes torch-xla and a Neuron device (the "

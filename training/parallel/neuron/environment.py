@@ -1,7 +1,7 @@
-"""What Neuron's compiler and runtime read of the environment. Light: no torch here.
+"""Environment variables of Neuron's compiler and runtime. No torch needed here.
 
-Nothing that is set is changed: who starts a run decides. Values: those of the known launcher of
-Mamba-2 on Neuron.
+Variables that are set already stay as they are: whoever starts a run decides. The values are those
+of the known launcher of Mamba-2 on Neuron.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ DEFAULTS = {
     COMPILER: "--model-type=transformer --distribution-strategy=llm-training",
     "NEURON_FUSE_SOFTMAX": "1",
     "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3",
-    # Rounding at random would make a run that is repeated another run.
+    # Stochastic rounding would make a repeated run differ.
     "NEURON_RT_STOCHASTIC_ROUNDING_EN": "0",
 }
 
 
 def prepare(environ: MutableMapping[str, str], cache: Path) -> list[str]:
-    """Set what is not set, and tell what then counts.
+    """Set the variables that are not set, and list the values that then apply.
 
-    cache: folder of compiled graphs, on a disk that all nodes share; not used where the
-    environment names one, by its own variable or among the compiler's flags.
+    cache: folder of compiled graphs, on a disk that all nodes share; ignored if the environment
+    names one, in its own variable or in the compiler's flags.
     """
     found = [
         f"{name}={environ[name]} (from the environment)" for name in DEFAULTS if name in environ
@@ -42,5 +42,5 @@ def prepare(environ: MutableMapping[str, str], cache: Path) -> list[str]:
 
 
 def compiles_only(environ: Mapping[str, str]) -> bool:
-    """Tell whether this run is a pass that only collects graphs."""
+    """Return whether this run only collects graphs."""
     return environ.get(ONLY_COMPILE, "0").strip().lower() not in ("", "0", "false")

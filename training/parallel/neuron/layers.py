@@ -1,7 +1,7 @@
-"""The layers that the ranks of a tensor group share: a small interface, and torch's own way.
+"""Layers that the ranks of a tensor group share: a small interface, implemented in torch.
 
-`shared_cross_entropy` is the loss where each rank has the logits of its own words. The ranks
-exchange three numbers a position: the largest logit, the sum of the exponentials, the
+`shared_cross_entropy` is the loss when each rank has the logits of its own words. The ranks
+exchange three numbers per position: the largest logit, the sum of the exponentials, the
 target's logit (Shoeybi et al. 2019, "Megatron-LM", section 3). As in training.ops.loss, the logits
 exist for one chunk of positions at a time.
 
@@ -25,20 +25,20 @@ from training.parallel.tensor import RowLinear
 
 
 class Layers:
-    """Makes layers of which each rank holds its own part, made of torch's own operations."""
+    """Makes layers of which each rank holds its own part, from torch's own operations."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
 
     def column(self, inputs: int, outputs: int, bias: bool) -> nn.Module:
-        """Map (..., inputs), the same on all ranks, to the rank's own (..., outputs / N).
+        """Make a layer from (..., inputs), equal on all ranks, to each rank's (..., outputs / N).
 
         Its weight is (outputs / N, inputs), its bias (outputs / N).
         """
         return ColumnLinear(inputs, outputs, bias, self.share)
 
     def row(self, inputs: int, outputs: int, bias: bool) -> nn.Module:
-        """Map each rank's own (..., inputs / N) to (..., outputs), the same on all.
+        """Make a layer from each rank's (..., inputs / N) to (..., outputs), equal on all ranks.
 
         Its weight is (outputs, inputs / N), its bias (outputs) on every rank.
         """
@@ -47,7 +47,7 @@ class Layers:
         return layer
 
     def embedding(self, rows: int, channels: int) -> nn.Module:
-        """Map ids (...) to (..., c), the same on all ranks; the weight is (rows / N, c)."""
+        """Make an embedding of ids (...) in (..., c), equal on all ranks; weight (rows / N, c)."""
         return SharedEmbedding(rows, channels, self.share)
 
     def loss(
@@ -58,14 +58,14 @@ class Layers:
         weights: Tensor | None,
         total: Tensor | None,
     ) -> Tensor:
-        """Compute next_token_cross_entropy (), the same on all ranks, of the rank's own words.
+        """Compute next_token_cross_entropy (), equal on all ranks, from each rank's own words.
 
         weight (v / N, m) is this rank's part of the output embedding.
         """
         return shared_cross_entropy(self.share, hidden, weight, targets, weights, total)  # ()
 
     def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """(b, l, m), (v / N, m) -> all logits (b, l, v), without gradients."""
+        """Compute all logits, (b, l, m), (v / N, m) -> (b, l, v), without gradients."""
         own = (hidden @ weight.t()).contiguous()  # (b, l, v / N)
         parts = [torch.empty_like(own) for _ in range(self.share.size)]  # (b, l, v / N) each
         dist.all_gather(parts, own, group=self.share.group)
@@ -86,7 +86,7 @@ class ColumnLinear(nn.Linear):
 
 
 class SharedEmbedding(nn.Embedding):
-    """An embedding of which each rank has its own words, the same number on each."""
+    """An embedding whose words are divided evenly among the ranks."""
 
     def __init__(self, rows: int, channels: int, share: Share) -> None:
         super().__init__(rows // share.size, channels)
@@ -108,12 +108,12 @@ def shared_cross_entropy(
     weights: Tensor | None = None,
     total: Tensor | None = None,
 ) -> Tensor:
-    """Compute what next_token_cross_entropy does, the same on every rank of the group.
+    """Compute what next_token_cross_entropy does, equal on all ranks of the group.
 
-    weight (w, m) is the output embedding of the rank's own words; all else is as there.
+    weight (w, m) is the output embedding of the rank's own words; all else is the same.
     """
     if total is None:
-        total = counted(targets, weights).clamp(min=1e-30)  # (): 0 where no row counts
+        total = counted(targets, weights).clamp(min=1e-30)  # (): avoids 0 / 0 if no row counts
     flat = None if weights is None else weights.flatten()  # (r,)
     (hidden,) = share.enter(hidden)  # (b, l, m)
     loss: Tensor = _SharedCrossEntropy.apply(

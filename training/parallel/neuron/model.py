@@ -1,6 +1,7 @@
-"""Mamba-2 of layers that the ranks of a tensor group share: each has its own heads and words.
+"""Mamba-2 made of layers that the ranks of a tensor group share: each has its heads and words.
 
-A group of heads, with its B and C, is on one rank, so the groups must be a multiple of the ranks.
+A group of heads, with its B and C, is on one rank, so the number of groups must be a multiple of
+that of ranks.
 Shapes: those of training.models.mamba2, and N ranks of the group.
 """
 
@@ -33,7 +34,7 @@ class NeuronMixer(Mixer):
         self.in_proj_xBC = layers.column(c.d_model, c.d_conv_in, c.bias)
         self.in_proj_dt = layers.column(c.d_model, c.n_head, c.bias)
         channels = c.d_conv_in // n
-        # Holds weight (channels, 1, k) and bias (channels); causal_conv1d does the work.
+        # Only holds weight (channels, 1, k) and bias (channels); causal_conv1d does the work.
         self.conv1d = nn.Conv1d(channels, channels, c.d_conv, groups=channels, bias=c.conv_bias)
         self.dt_bias = nn.Parameter(torch.empty(self.heads))  # (h / N,)
         self.A_log = nn.Parameter(torch.empty(self.heads))  # (h / N,)
@@ -45,7 +46,7 @@ class NeuronMixer(Mixer):
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, documents: Documents | None = None
     ) -> Tensor:
-        """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False where there is padding."""
+        """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False at padding."""
         z = self.in_proj_z(hidden)  # (b, l, d_inner / N)
         xBC = self.in_proj_xBC(hidden)  # (b, l, d_conv_in / N)
         dt = self.in_proj_dt(hidden)  # (b, l, h / N)
@@ -76,7 +77,7 @@ class NeuronMixer(Mixer):
 
 
 class NeuronMamba2(Mamba2):
-    """The language model; trains, and gives logits, but generates nothing."""
+    """The language model; it trains and returns logits, but cannot generate."""
 
     def __init__(self, config: Mamba2Config, layers: Layers) -> None:
         MixerModel.__init__(self, config, lambda: NeuronMixer(config, layers))

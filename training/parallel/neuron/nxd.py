@@ -1,8 +1,8 @@
-"""The same layers as neuronx_distributed has them, for Neuron devices.
+"""The same layers from neuronx_distributed, for Neuron devices.
 
-Its linear layers overlap their communication with the products. Written against the documentation
-of neuronx_distributed 0.10; it is not to be had where this project's tests run, so these calls have
-been checked against a record of its signatures only (tests/training/parallel/neuron_contract).
+Its linear layers overlap communication with the products. Written against the documentation of
+neuronx_distributed 0.10, which is not available where this project's tests run: these calls have
+only been checked against a record of its signatures (tests/training/parallel/neuron_contract).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PACKAGE = "neuronx_distributed.parallel_layers"
 
 
 def is_there() -> bool:
-    """Tell whether the library is installed; the public index has a placeholder of its name."""
+    """Return whether the library is installed; the public index has a placeholder of its name."""
     try:
         importlib.import_module(_PACKAGE)
     except ImportError:
@@ -30,7 +30,7 @@ def is_there() -> bool:
 
 
 def shares(tensor_parallel: int) -> tuple[Share, Share]:
-    """Let the library cut the ranks; the groups that share layers, and those that read data."""
+    """Let the library divide the ranks; return the tensor group and the data-parallel group."""
     state = importlib.import_module(f"{_PACKAGE}.parallel_state")
     if not state.model_parallel_is_initialized():
         state.initialize_model_parallel(tensor_model_parallel_size=tensor_parallel)
@@ -49,7 +49,7 @@ def shares(tensor_parallel: int) -> tuple[Share, Share]:
 
 
 class NxdLayers(Layers):
-    """Makes them of neuronx_distributed's layers; all parameters are filled afterwards."""
+    """Makes neuronx_distributed's layers; all parameters are filled afterwards."""
 
     def __init__(self, share: Share) -> None:
         super().__init__(share)

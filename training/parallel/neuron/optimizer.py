@@ -1,8 +1,8 @@
-"""AdamW with float32 master weights, whose work the ranks that read data share (ZeRO-1).
+"""AdamW with float32 master weights, sharded over the ranks that read data (ZeRO-1) or not.
 
 Rajbhandari et al. 2020, "ZeRO", section 5.1: a rank keeps the master weights and both moments of
-some rows of every parameter. Gradients are summed to the rank that keeps the rows, and what it
-makes of them goes back to all. Not shared, every rank does the whole, and the numbers are the same.
+some rows of every parameter. Gradients are summed to the rank that keeps the rows, and the updated
+rows go back to all ranks. If not sharded, every rank does all of it, with the same results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a larger tensor: where it begins, and its values in the host's memory."""
+    """A box of a larger tensor: where it begins, and its values in host memory."""
 
     offsets: tuple[int, ...]
     value: Tensor  # the box's shape
@@ -44,11 +44,11 @@ class Box:
 
 
 class Boxes(torch.Tensor):
-    """Stands for a whole tensor of which this rank has some boxes, which may be none.
+    """Stands for a whole tensor of which this rank has some boxes, or none.
 
-    What torch has for this, a DTensor, is cut by one rule in each dimension; a rank here has some
+    Torch's own class for this, DTensor, is cut by one rule in each dimension; a rank here has some
     rows of each of several parts. The last three methods are the protocol that torch's distributed
-    checkpoint asks tensors for.
+    checkpoint expects of tensors.
     """
 
     boxes: Sequence[Box]
@@ -60,7 +60,7 @@ class Boxes(torch.Tensor):
         return made  # type: ignore[no-any-return]
 
     def copied(self) -> Boxes:
-        """Give the same with values of its own."""
+        """Return a copy with its own values."""
         copies = [Box(one.offsets, one.value.clone()) for one in self.boxes]
         return Boxes(self.shape, self.dtype, copies)
 
@@ -93,19 +93,19 @@ class Boxes(torch.Tensor):
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter of this rank's model, and the rows of it whose master weights it keeps."""
+    """A parameter of this rank's model, and the rows whose master weights this rank keeps."""
 
     parameter: nn.Parameter  # (n, ...)
     place: Place
     whole: torch.Size  # of the model's parameter
-    master: nn.Parameter  # (rows, ...); the parameter itself where nothing is between them
+    master: nn.Parameter  # (rows, ...); the parameter itself if it needs no copy
     first: int  # row
 
 
 class MasterAdamW(torch.optim.AdamW):
-    """AdamW on master weights. `zero1`: shared; `wide`: in float32, whatever the model's dtype.
+    """AdamW on master weights. `zero1`: sharded; `wide`: in float32, whatever the model's dtype.
 
-    Gradients of a narrower dtype are added up in float32 over the batches of a step.
+    Gradients of a narrower dtype are summed in float32 over the batches of a step.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class MasterAdamW(torch.optim.AdamW):
         zero1: bool,
         wide: bool,
     ) -> None:
-        """`places`: the model's parameters by name, and the shape of the whole model's."""
+        """`places`: by parameter name, its place, and the shape of the whole model's parameter."""
         self.tensor, self.data, self.zero1 = tensor, data, zero1 and data.size > 1
-        self._hosts: list[tuple[Tensor, Tensor]] = []  # what `restore` takes from host to device
+        self._hosts: list[tuple[Tensor, Tensor]] = []  # what `restore` copies from host to device
         self.pieces = [
             self._piece(parameter, *places[name], wide)
             for name, parameter in model.named_parameters()
@@ -147,7 +147,7 @@ class MasterAdamW(torch.optim.AdamW):
                 piece.parameter.register_post_accumulate_grad_hook(_widen)
 
     def clip(self, threshold: float) -> Tensor:
-        """Bring the gradients to the masters and scale them; their global norm before, ()."""
+        """Reduce the gradients to the masters and scale them; return the norm before, ()."""
         square = torch.zeros((), device=self.pieces[0].parameter.device)  # ()
         for piece in self.pieces:
             gradient = self._reduced(piece)
@@ -168,7 +168,7 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def give(self) -> None:
-        """Give the masters' values to the model's parameters on all ranks."""
+        """Copy the masters' values to the model's parameters on all ranks."""
         for piece in self.pieces:
             if piece.master is piece.parameter:
                 continue
@@ -186,7 +186,7 @@ class MasterAdamW(torch.optim.AdamW):
             vars(piece.parameter).pop("main_grad", None)
 
     def checkpointed(self) -> dict[str, Any]:
-        """Give the state as a checkpoint holds it: whole parameters by the model's own names."""
+        """Return the state as a checkpoint holds it: whole parameters by the model's own names."""
         by_name: dict[str, list[Piece]] = {}
         for piece in self.pieces:
             by_name.setdefault(piece.place.name, []).append(piece)
@@ -202,7 +202,7 @@ class MasterAdamW(torch.optim.AdamW):
         return {"model": weights, "optimizer": {"state": moments}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what a checkpoint has put into `checkpointed`."""
+        """Take over what a checkpoint has loaded into the result of `checkpointed`."""
         for home, host in self._hosts:
             home.copy_(host)  # its shape
         self._hosts = []
@@ -212,14 +212,14 @@ class MasterAdamW(torch.optim.AdamW):
         self.give()
 
     def _boxes(self, pieces: list[Piece], values: list[Tensor]) -> Boxes:
-        """Make one tensor of the parts of a parameter that this rank has; values (rows, ...) each.
+        """Make one tensor of this rank's parts of a parameter; values (rows, ...) each.
 
-        A device gives each value whole, as cutting it there would be a program to compile.
+        A device returns each value whole, as cutting it there would mean compiling a program.
         """
         found = []
         for piece, value in zip(pieces, values, strict=True):
             home = value.detach()  # (rows, ...)
-            host = home.cpu()  # (rows, ...): itself where it is there already
+            host = home.cpu()  # (rows, ...): itself if it is there already
             if home.device.type != "cpu":
                 self._hosts.append((home, host))
             found += [Box(*box) for box in piece.place.boxes(host, piece.first)]
@@ -235,7 +235,7 @@ class MasterAdamW(torch.optim.AdamW):
         return Piece(parameter, place, whole, nn.Parameter(rows.to(dtype, copy=True)), first)
 
     def _reduced(self, piece: Piece) -> Tensor | None:
-        """The mean over the ranks that read data, of the rows that this one keeps, (rows, ...)."""
+        """Return the mean, over the ranks that read data, of this rank's rows, (rows, ...)."""
         gradient = getattr(piece.parameter, "main_grad", piece.parameter.grad)  # (n, ...)
         if gradient is None:
             return None
@@ -251,11 +251,11 @@ class MasterAdamW(torch.optim.AdamW):
         return (gradient / self.data.size).to(dtype)  # (rows, ...)
 
     def _rows(self, piece: Piece) -> int:
-        """The rows that a rank keeps, at most."""
+        """Return the maximum number of rows that a rank keeps."""
         return -(-len(piece.parameter) // self.data.size)
 
     def _padded(self, rows: Tensor, count: int) -> Tensor:
-        """(n, ...) -> (count, ...), with zeros behind."""
+        """Append zeros, (n, ...) -> (count, ...)."""
         return F.pad(rows, (*[0] * (2 * rows.dim() - 2), 0, count - len(rows)))  # (count, ...)
 
     def _holders(self, piece: Piece) -> int:
@@ -274,7 +274,7 @@ def copied(state: Any) -> Any:
 
 
 def _widen(parameter: Tensor) -> None:
-    """Add a gradient to the float32 sum of a step's."""
+    """Add a gradient to the step's float32 sum."""
     assert parameter.grad is not None
     before = getattr(parameter, "main_grad", None)  # (n, ...)
     wide = parameter.grad.float()  # (n, ...)

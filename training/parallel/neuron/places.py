@@ -1,7 +1,7 @@
 """Where a rank's part of a parameter lies in the parameter of the whole model.
 
-A rank has its own heads. So it has rows of in_proj for z, for x, B and C, and for dt, which are
-three parameters here and one of the whole model; and of the convolution those of x, B and C.
+A rank has its own heads. It therefore has rows of in_proj for z, for x, B and C, and for dt, which
+are three parameters here but one in the whole model; and the convolution's rows for x, B and C.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VOCABULARY = ("embeddings", "lm_head")
 
 @dataclass(frozen=True)
 class Place:
-    """A part is these slices of one dimension of the parameter `name`, one after the other.
+    """A part that consists of these slices of one dimension of the parameter `name`, in order.
 
     slices of None: every rank has the whole.
     """
@@ -39,9 +39,9 @@ class Place:
         return torch.cat(parts, self.dim)  # (..., their lengths, ...)
 
     def boxes(self, rows: Tensor, first: int) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-        """Give the boxes that some rows of the part, from the row `first` on, are of the whole.
+        """Yield the boxes of the whole that some rows of the part, from row `first` on, make up.
 
-        Each is its offsets in the parameter of the whole model, and the rows' view of it.
+        Each is its offsets in the whole model's parameter, and a view of the rows.
         """
         if self.slices is None or self.dim == 1:
             begin = 0 if self.slices is None else self.slices[0].start
@@ -60,7 +60,7 @@ class Place:
 
 
 def place(name: str, sizes: Mamba2Config, share: Share) -> Place:
-    """Tell where a rank's parameter lies, by its name."""
+    """Return where a rank's parameter lies, by its name."""
     owner, _, kind = name.rpartition(".")
     before, _, module = owner.rpartition(".")
     rows, inner = MixerRows(sizes, share), share.own(sizes.d_inner)

@@ -1,9 +1,9 @@
 """SageMaker's model parallel library, version 2 (torch.sagemaker), as a backend.
 
-The library shards by FSDP1, which it has changed; its own layers (smp_transform) share their work
-over tensor groups. The model is transformers' class of our sizes. What is called is the library's
-documented interface: init, transform, DelayedParamIniter, clip_grad_norm_, and torch's wrappers for
-recomputed and offloaded activations.
+The library shards by FSDP1, which it has modified; tensor groups share the work of its own layers
+(smp_transform). The model is transformers' class with our sizes. The code calls the library's
+documented interface (init, transform, DelayedParamIniter, clip_grad_norm_), and torch's wrappers
+for recomputed and offloaded activations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SageMaker(Backend):
-    """What the library does; the parameters of each tensor rank have names of their own."""
+    """The library's backend; the parameters of each tensor rank have names of their own."""
 
     def start(self, config: Config) -> Group:
         tsm = library()
@@ -70,7 +70,7 @@ class SageMaker(Backend):
 
 
 def library() -> Any:
-    """Load torch.sagemaker. Raises RequestError where it is not."""
+    """Import torch.sagemaker. Raises RequestError if it is missing."""
     try:
         import torch.sagemaker as tsm
     except ImportError as error:
@@ -81,7 +81,7 @@ def library() -> Any:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Give what the library is started with, by its own names."""
+    """Return the settings that the library is started with, by its own names."""
     parallel = config.parallel
     found: dict[str, Any] = {
         "tensor_parallel_degree": parallel.tensor_parallel,
@@ -100,10 +100,10 @@ def _sharded(model: nn.Module) -> nn.Module:
 
 
 def _of_tensor_rank() -> str:
-    """Name this rank's part of the layers; empty where each rank has whole ones."""
+    """Name this rank's part of the layers; empty if each rank has whole ones."""
     state = library().state
     return f"tensor_rank_{state.tp_rank}" if state.tp_size > 1 else ""
 
 
 BACKEND = SageMaker()
-"""The library's way of spreading a run."""
+"""The backend that the library provides."""

@@ -1,4 +1,4 @@
-"""What the library's backend does not do, refused before training."""
+"""Limits of the library's backend, checked before training."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(config: Config, group: Group) -> None:
 
 
 def fp8_obstacle(config: Config, device: torch.device) -> str:
-    """Tell why products cannot be in float8; an empty word where they can."""
+    """Return why products cannot be in float8, or an empty string."""
     if not config.parallel.smp_transform:
         return "only the library's own layers have it (smp_transform)"
     if config.parallel.fsdp_activation_checkpointing:

@@ -1,4 +1,4 @@
-"""A model of transformers, of our sizes: empty, with random values, or with given ones."""
+"""A transformers model with our sizes: empty, with random values, or with given ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from training.models import Sizes
 
 
 def make(sizes: Sizes, *, empty: bool) -> nn.Module:
-    """Make the class of a family, its parameters in float32; empty, they are on the meta device."""
+    """Make a family's class, with float32 parameters; if empty, they are on the meta device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = {**hf.write(sizes), "use_cache": False}
@@ -27,7 +27,7 @@ def make(sizes: Sizes, *, empty: bool) -> nn.Module:
 
 
 def fill(model: nn.Module, weights: Source) -> None:
-    """Put given values into a model. Raises RequestError for a parameter that it does not have."""
+    """Copy weights into a model. Raises RequestError for a parameter that the model lacks."""
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for stored in layout("hf", weights.sizes, weights.parameters):
@@ -40,7 +40,7 @@ def fill(model: nn.Module, weights: Source) -> None:
 
 @contextmanager
 def _empty() -> Iterator[None]:
-    """Let parameters begin on the meta device; not buffers, which nobody fills later."""
+    """Create parameters on the meta device, but not buffers, which nothing fills later."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

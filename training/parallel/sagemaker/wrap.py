@@ -37,7 +37,7 @@ class Trained(nn.Module):
     """A transformers model, called as a LanguageModel is.
 
     Such a model shifts labels itself, so the last target of a sequence has no prediction: the mean
-    over the others stands for it.
+    over the others stands in for it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Trained(nn.Module):
 
     @property
     def sharded(self) -> nn.Module:
-        """What FSDP made; offloading wraps it once more."""
+        """The module that FSDP made, which offloading wraps once more."""
         inside: nn.Module = getattr(self.inner, "_checkpoint_wrapped_module", self.inner)
         return inside
 
@@ -59,14 +59,14 @@ class Trained(nn.Module):
         mask: Tensor | None = None,
         weights: Tensor | None = None,
         total: Tensor | None = None,
-        seq_idx: None = None,  # a request that would give documents is refused
+        seq_idx: None = None,  # limits.check refuses requests with documents
     ) -> Tensor:
         """Token ids (b, l) and targets (b, l) -> their loss over `total`, ()."""
         labels = torch.full_like(input_ids, IGNORED)  # (b, l)
         labels[:, 1:] = targets[:, :-1]
         kept = (labels != IGNORED).any()  # ()
         count = torch.where(kept, counted(targets, weights), 0)  # ()
-        # Where nothing counts the mean would be 0 / 0: one label does, and then times 0.
+        # If nothing counts, the mean would be 0 / 0: let one label count, then multiply by 0.
         labels[0, 1] = torch.where(kept, labels[0, 1], 0)
         with self.context():
             mean = self.inner(input_ids=input_ids, attention_mask=None, labels=labels)["loss"]  # ()
@@ -81,7 +81,7 @@ def build(config: Config, group: Group, weights: Source | None) -> nn.Module:
     parallel, sizes = config.parallel, config.model.sizes
     reads = weights is not None and group.rank == 0
     with ExitStack() as made:
-        # All ranks draw the same values, as those of a hybrid's copies must be.
+        # All ranks draw the same values, since the copies of hybrid sharding must be equal.
         made.enter_context(torch.random.fork_rng())
         torch.manual_seed(config.run.seed)
         model = make(sizes, empty=parallel.low_cpu_fsdp and not reads)
@@ -137,7 +137,7 @@ def _shard(
 
 
 def _strategy(parallel: ParallelConfig) -> ShardingStrategy:
-    """Name what is asked for; the library makes the groups of a hybrid."""
+    """Return the strategy asked for; the library makes the groups of hybrid sharding."""
     if parallel.sharding_strategy == "ddp":
         return ShardingStrategy.NO_SHARD
     return STRATEGIES[parallel.sharding_strategy == "hsdp", parallel.reshard_after_forward]
@@ -154,7 +154,7 @@ def _layers(model: nn.Module, parallel: ParallelConfig) -> set[type[nn.Module]]:
 
 
 def _context(config: Config, group: Group) -> Callable[[], AbstractContextManager[Any]]:
-    """Give what stands around the model's forward pass: float8, where it can be; says if not."""
+    """Return the context of the model's forward pass: float8 if available; log it if not."""
     parallel = config.parallel
     if not parallel.fp8:
         return nullcontext
