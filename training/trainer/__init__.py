@@ -1,1 +1,1 @@
-"""The training loop: its parts set up, a step, what is measured."""
+"""The training loop: set-up, steps, metrics."""

@@ -1,19 +1,19 @@
-"""Operations of a training step, by formula, and the share of a device's peak that they are (MFU).
+"""Operations of a training step, by formula, and their share of a device's peak (MFU).
 
 A multiplication and an addition are two operations. The backward pass counts twice the forward
-pass; what is computed again by activation checkpointing counts for nothing. Of a token:
+pass; recomputation by activation checkpointing does not count. Per token:
 
     products     6 for each weight of a linear layer and of the output embedding that it goes
                  through (Kaplan et al. 2020, section 2.1); the input embedding is a look-up
     attention    12 h d for each key that a query sees: (l + 1) / 2 on average, less with a window
-    Mamba-1      27 d_inner n a layer: 9 forward for a state of the scan (exp(delta A), delta B x,
+    Mamba-1      27 d_inner n per layer: 9 forward for a state of the scan (exp(delta A), delta B x,
                  the recurrence and C h)
-    Mamba-2      15 d_inner n a layer: 5 forward for a state (decay, B x, their sum, C h), as the
-                 recurrence; the chunked form does more, which is its own affair
+    Mamba-2      15 d_inner n per layer: 5 forward for a state (decay, B x, their sum, C h), as a
+                 recurrence; what the chunked form does beyond that does not count
     experts      those that a token is sent to, and the gate
-    hybrids      layer by layer, as each is made
+    hybrids      layer by layer, each by its kind
 
-Light: no torch here.
+No torch needed here.
 """
 
 from __future__ import annotations
@@ -38,29 +38,30 @@ PEAKS = {
     "H200": 989e12,
     "B200": 2250e12,
 }
-"""Part of a GPU's name -> operations a second, dense bfloat16, by its SXM module's data sheet."""
+"""Part of a GPU's name -> operations per second, dense bfloat16, by its SXM module's data sheet."""
 
 
 def per_token(sizes: Sizes, length: int) -> float:
-    """Operations of one step for each token of sequences of a length."""
+    """Return the operations of one step per token, for sequences of this length."""
     return 6.0 * (weights(sizes) + _between_of_all(sizes, length))
 
 
 def model_tflops(parameters: int, tokens_per_second: float) -> float:
-    """10^12 operations a second as SMP v2 counts them: 6 for each token and parameter of any kind.
+    """Return 10^12 operations per second as SMP v2 counts them: 6 per token and parameter.
 
-    That is 6 x samples a second x parameters x length / devices, with tokens of one device.
+    Parameters of any kind count. That is 6 x samples per second x parameters x length / devices,
+    with tokens of one device.
     """
     return 6e-12 * parameters * tokens_per_second
 
 
 def peak(device: str) -> float | None:
-    """Operations a second that a device of this name is sold with; None where it is not known."""
+    """Return a device's nominal operations per second, by its name; None if unknown."""
     return next((rate for name, rate in PEAKS.items() if name in device), None)
 
 
 def weights(sizes: Sizes) -> int:
-    """Weights of the products that a token goes through."""
+    """Count the weights of the products that a token goes through."""
     layers = (
         sum(_of_hybrid_layer(sizes, kind) for kind in sizes.pattern)
         if isinstance(sizes, HybridConfig)
@@ -70,7 +71,7 @@ def weights(sizes: Sizes) -> int:
 
 
 def _of_hybrid_layer(sizes: HybridConfig, kind: str) -> int:
-    """Give the weights of one layer, by its letter."""
+    """Count the weights of one layer, by its letter."""
     m = sizes.d_model
     if isinstance(sizes, NemotronHConfig):
         mlp = 0
@@ -107,7 +108,7 @@ def _of_heads(sizes: LlamaConfig) -> int:
 
 
 def _between_of_all(sizes: Sizes, length: int) -> float:
-    """Give what `_between` does, of all layers."""
+    """Return the sum of `_between` over all layers."""
     if not isinstance(sizes, HybridConfig):
         return sizes.n_layer * _between(sizes, length)
     mamba, attention = (_between(one, length) for one in (sizes.mamba, sizes.attention))
@@ -115,7 +116,7 @@ def _between_of_all(sizes: Sizes, length: int) -> float:
 
 
 def _between(sizes: Sizes, length: int) -> float:
-    """Half the forward operations a layer and token by which positions see each other."""
+    """Return half of a layer's forward operations per token by which positions see each other."""
     if isinstance(sizes, MambaConfig):
         return 4.5 * sizes.d_inner * sizes.d_state
     if isinstance(sizes, Mamba2Config):

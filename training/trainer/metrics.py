@@ -1,9 +1,9 @@
-"""What a run reports; training.loggers brings it to the log, to files and to servers.
+"""What a run reports; training.loggers writes it to the log, to files and to servers.
 
 training.loggers.records lists the records and their fields.
 
-SAVE/config.json tells what ran: every setting, the model's size, the batch of a step, the image and
-the versions.
+SAVE/config.json records what ran: every setting, the model's size, the batch of a step, the image
+and the versions.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PACKAGES = (
     *("torch", "triton", "mamba-ssm", "causal-conv1d", "flash-attn", "numpy"),
     *("safetensors", "datasets", "tokenizers", "transformers", "mosaicml"),
 )
-"""What a run's losses and speed may depend on, where it is installed."""
+"""Packages that a run's losses and speed may depend on, if they are installed."""
 
 
 class Metrics:
-    """Collects steps without making the device wait; tells them when `flush` is called.
+    """Collects steps without making the device wait, and reports them when `flush` is called.
 
     A context manager: its loggers are closed at the end.
     """
@@ -69,7 +69,7 @@ class Metrics:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        with ExitStack() as last:  # all are closed, even if one cannot write what is left
+        with ExitStack() as last:  # close all, even if one cannot write what is left
             for logger in self.loggers:
                 last.callback(logger.close, kind is not None)
 
@@ -82,10 +82,10 @@ class Metrics:
             logger.step()
 
     def flush(self) -> None:
-        """Tell the steps noted since the last call (a collective call).
+        """Report the steps noted since the last call (a collective call).
 
         Raises TrainingError, on every rank, naming the first step whose loss or gradient norm is
-        not a finite number, unless such steps are left out. Those before it are still written.
+        not finite, unless such steps are left out. The steps before it are still written.
         """
         if not self._pending:
             return
@@ -118,7 +118,7 @@ class Metrics:
         self._tell(records)
 
     def report(self, waited: float) -> None:
-        """Tell the means since the last report, in which this rank `waited` seconds for data.
+        """Report the means since the last report, in which this rank `waited` seconds for data.
 
         A collective call.
         """
@@ -147,14 +147,14 @@ class Metrics:
         self._tell([report])
 
     def _mean(self, what: str) -> float | None:
-        """Mean of an interval's steps, without those that were left out."""
+        """Return the mean over an interval's steps, without those that were left out."""
         values = [step[what] for step in self._interval if step[what] is not None]
         return math.fsum(values) / len(values) if values else None
 
     def evaluated(self, step: int, loss: float, tokens: int) -> None:
-        """Tell what an evaluation gave.
+        """Report the result of an evaluation.
 
-        Raises TrainingError as `flush` does: a step whose loss was a number may break the weights.
+        Raises TrainingError as `flush` does: a step with a finite loss may still break the weights.
         """
         is_lost = not math.isfinite(loss)
         if is_lost and not self.may_skip:
@@ -163,18 +163,18 @@ class Metrics:
             "kind": "evaluation",
             "step": step,
             "loss": None if is_lost else loss,
-            # Beyond 700 it would be infinite.
+            # exp overflows soon after 700.
             "perplexity": None if is_lost else math.exp(min(loss, 700.0)),
             "tokens": tokens,
         }
         self._tell([record])
 
     def saved(self, step: int, seconds: float, waited: float) -> None:
-        """Tell of a checkpoint that is complete."""
+        """Report a complete checkpoint."""
         self._tell([{"kind": "save", "step": step, "seconds": seconds, "waited": waited}])
 
     def pause(self, seconds: float) -> None:
-        """Take what was not training out of the interval's time."""
+        """Exclude seconds that were not spent on training from the interval."""
         self._since += seconds
 
     def _tell(self, records: list[Record]) -> None:
@@ -191,12 +191,12 @@ def _stopped_by(step: int, what: str, value: float) -> TrainingError:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is called by its maker."""
+    """Return the name that a device's maker gave it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes at the peak: reserved on a GPU, resident on a CPU."""
+    """Return the peak memory in bytes: reserved on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -226,7 +226,7 @@ def write_resolved(
 def described(
     sizes: Sizes, *, parameters: int, sequences: int, tokens: int
 ) -> dict[str, dict[str, Any]]:
-    """Tell what settings alone do not: the model's size, the batch of a step, what ran it.
+    """Describe what settings alone do not: the model's size, the batch of a step, what ran it.
 
     sequences and tokens: of a step over all ranks. `image` is empty outside of our images.
     """
@@ -239,7 +239,7 @@ def described(
 
 
 def versions() -> dict[str, str]:
-    """Tell the versions of what a run's losses and speed may depend on."""
+    """Return the versions of what a run's losses and speed may depend on."""
     found = {name: _version(name) for name in PACKAGES}
     return {
         "python": platform.python_version(),

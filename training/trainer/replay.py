@@ -1,8 +1,8 @@
-"""A rank's part of a replay: a few steps from a run's newest checkpoint, whose results are bits.
+"""A rank's part of a replay: a few steps from a run's newest checkpoint, with bit-exact results.
 
 Started by training.job.replay, on one node alone. The run's own folder is only read: nothing is
-saved, and no logger is opened. Each rank takes one batch a step, so that steps are short; what they
-give can be compared with another node's, not with the run's own losses.
+saved, and no logger is opened. Each rank takes one batch per step, so that steps are short; their
+results can be compared with another node's, but not with the run's own losses.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from training.parallel.backend import find_backend
 from training.trainer.run import set_up
 
 KEPT = ("num_steps", "seed", "same_seed", "device", "on_nan", "hang_seconds", "hang_abort_seconds")
-"""What of a run's settings its replay has as well; the others are about saving and reporting."""
+"""Settings that a replay takes from its run; the others are about saving and reporting."""
 
 
 def replayed(config: Config, scratch: str) -> Config:
-    """Give the configuration of a replay: the run's own, which writes to `scratch` alone."""
+    """Return the configuration of a replay: the run's own, but writing only to `scratch`."""
     run = config.run
     start = next((one for one in run.checkpoint_folders if manifest.candidates(one)), "")
     kept = {name: getattr(run, name) for name in KEPT}
@@ -39,7 +39,7 @@ def replayed(config: Config, scratch: str) -> Config:
         eval_dataset_path="",
         eval_batch_size=0,
     )
-    # One in tokens need not fit the fewer of a replay; any rates do that are the same on all nodes.
+    # A schedule in tokens might not fit so few steps; any rates do if they are equal on all nodes.
     schedule = ScheduleConfig(name="constant", min_lr=0.0, warmup=0.0)
     return replace(
         config,
@@ -57,10 +57,10 @@ def replayed(config: Config, scratch: str) -> Config:
 
 
 def replay(config: Config, steps: int, output: Path) -> int:
-    """Take so many steps, fewer at the end of the run or data; rank 0 writes what they gave.
+    """Take so many steps, fewer at the end of the run or data; rank 0 writes the results.
 
-    A collective call. In the file: `step`, the last one of the checkpoint; `steps`, for each step
-    the losses of all ranks and the norm of the gradients, as hexadecimal numbers; `weights`, a
+    A collective call. The file contains `step`, the last one of the checkpoint; `steps`, for each
+    step the losses of all ranks and the norm of the gradients, as hexadecimal numbers; `weights`, a
     digest of the weights at the end.
     """
     group = find_backend(config.parallel.backend).start(config)
@@ -68,7 +68,7 @@ def replay(config: Config, steps: int, output: Path) -> int:
     began = trainer.step
     given: list[dict[str, Any]] = []
     try:
-        with trainer.phase:  # in which the watch ends a rank that hangs
+        with trainer.phase:  # so that the watch ends a rank that hangs
             while len(given) < steps and trainer.step < config.run.num_steps:
                 if config.data.epochs and not group.any(not trainer.data.ended()):
                     break
@@ -89,7 +89,7 @@ def replay(config: Config, steps: int, output: Path) -> int:
 
 
 def digest(model: nn.Module) -> str:
-    """Give a digest of this rank's part of all weights."""
+    """Return a digest of this rank's part of all weights."""
     found = hashlib.blake2b(digest_size=16)
     for parameter in model.parameters():
         part: Any = parameter.detach()

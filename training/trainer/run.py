@@ -1,4 +1,4 @@
-"""A run from its configuration to its exit code: its parts, built in order, and then trained."""
+"""A run from its configuration to its exit code: its parts are built in order, then trained."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 
 def run(config: Config) -> int:
-    """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
+    """Join the other ranks, train, and leave; return the exit code (see Trainer.run)."""
     phases = StartUp()
     group = find_backend(config.parallel.backend).start(config)
     phases.end("ranks")
@@ -53,20 +53,20 @@ def run(config: Config) -> int:
         group.barrier()
         stop()  # not after an error: it may wait for ranks that wait for this one
         if code == 0 and first and not config.run.compile_only:
-            # Takes minutes, which no other rank waits for.
+            # This takes minutes; no other rank waits for it.
             export.write(config, trainer.console.say)
     return code
 
 
 class StartUp:
-    """How long the parts of a start take, up to the first step."""
+    """How long the parts of a start take, until the first step."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._seconds: dict[str, float] = {}
 
     def end(self, part: str) -> None:
-        """Note that a part has ended, and the next begins."""
+        """Note that a part has ended and the next begins."""
         now = time.monotonic()
         self._seconds[part] = now - self._since
         self._since = now
@@ -78,9 +78,9 @@ class StartUp:
 def set_up(
     config: Config, group: Group, lease: RunLease = NO_LEASE, phases: StartUp | None = None
 ) -> Trainer:
-    """Make a run ready for its next step; all that can be wrong with the request is found here.
+    """Prepare a run for its next step; all faults of the request are found here.
 
-    A collective call. `lease` is what rank 0 has of the folder; a run without one must be the only
+    A collective call. `lease` is rank 0's claim on the folder; a run without one must be the only
     one there. Raises RequestError.
     """
     phases = phases or StartUp()
@@ -147,13 +147,13 @@ def set_up(
 
 
 def _readers_at_start(group: Group) -> int:
-    """Count the data-parallel ranks that the job has begun with, whose steps are taken."""
+    """Count the data-parallel ranks that the job began with, which define its steps."""
     ranks = ranks_at_start(group.world_size, os.environ)
     return ranks // (group.tensor_parallel * group.context_parallel)
 
 
 def _described(config: Config, group: Group, feed: DataFeed) -> str:
-    """Say how ranks that are fewer than at the start take its steps."""
+    """Describe how fewer ranks than at the start take the same steps."""
     data = config.data
     spare = data.batch_size * group.data_world_size * data.gradient_accumulation
     spare -= feed.step_sequences
@@ -168,7 +168,7 @@ def _described(config: Config, group: Group, feed: DataFeed) -> str:
 def _check(
     config: Config, group: Group, backend: Backend, lease: RunLease, parameters: int, say: Say
 ) -> None:
-    """Find what does not need data or model, and take the folder; raises RequestError."""
+    """Check what needs neither data nor model, and claim the folder; raises RequestError."""
     run = config.run
     group.together(lambda: backend.check(config, group))
     observers.check(run, group.device)
@@ -188,7 +188,7 @@ def _check(
 
 
 def _open_data(config: Config, group: Group, say: Say) -> tuple[Prefetcher, DataFeed | None]:
-    """What is trained on, the same files on all ranks, and what is held out, if anything."""
+    """Open the training data, with the same files on all ranks, and the held-out data, if any."""
     readers = group.data_rank, group.data_world_size
     source = open_shared(config, "dataset_path", group)
     data = group.together(lambda: open_data(config, source, *readers, group.device))
@@ -213,7 +213,7 @@ def _require_same(data: Prefetcher, first: str) -> None:
 def _build_model(
     config: Config, group: Group, backend: Backend, say: Say
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model with its initial weights, spread over the ranks, and its optimizer."""
+    """Build the model with its initial weights, spread over the ranks, and its optimizer."""
     weights = initial_weights.weights(config, group, say)
     torch.manual_seed(config.run.seed + (0 if config.run.same_seed else group.rank))
     model = group.together(lambda: backend.build(config, group, weights))
@@ -223,7 +223,7 @@ def _build_model(
 def _open_metrics(
     config: Config, group: Group, step: int, tokens_per_step: int, parameters: int, console: Console
 ) -> Metrics:
-    """The metrics of a run that goes on after a step; rank 0 alone writes them."""
+    """Open the metrics of a run that continues after a step; only rank 0 writes them."""
     opened = group.together(
         lambda: loggers.open_loggers(config, step, console) if group.rank == 0 else []
     )
@@ -239,4 +239,4 @@ def _open_metrics(
 
 
 def _nothing(text: str) -> None:
-    """What ranks other than the first say."""
+    """Stand in for `say` on all ranks but the first."""

@@ -1,7 +1,7 @@
-"""One step of the optimizer, one evaluation, and where a number that is none first comes from.
+"""One step of the optimizer, one evaluation, and the search for the first non-finite number.
 
-A step reads, goes forward and backward, clips and updates. To look at every module's output makes a
-device wait, so trace_nan is for a run that has failed: started again it goes on from the last
+A step reads, goes forward and backward, clips and updates. Inspecting every module's output makes a
+device wait, so trace_nan is for a run that has failed: started again, it continues from the last
 checkpoint, repeats the same steps, and fails with names.
 """
 
@@ -30,11 +30,11 @@ from training.parallel.optimizer import set_learning_rate
 from training.process_group import Group
 
 MOST_SKIPPED = 10
-"""Steps in a row that may be left out because their gradients are no numbers."""
+"""Steps in a row that may be left out because their gradients are not finite."""
 
 
 class Taken(NamedTuple):
-    """What a step gave: this rank's part of its loss, (), and the whole gradient's norm, ()."""
+    """The result of a step: this rank's part of its loss, (), and the whole gradient's norm, ()."""
 
     loss: Tensor
     grad_norm: Tensor
@@ -42,7 +42,7 @@ class Taken(NamedTuple):
 
 
 class TrainStep:
-    """Takes steps; all its ranks must, together. `phase` is entered for each part."""
+    """Takes steps, on all ranks together. `phase` is entered for each part."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class TrainStep:
         self.model, self.optimizer, self.data = model, optimizer, data
         self.accumulation = config.data.gradient_accumulation
         self.samples = data.feed.step_sequences
-        self.step = 0  # that is under way
-        self.skipped = 0  # steps in a row
+        self.step = 0  # the one in progress
+        self.skipped = 0  # steps in a row that were left out
         if config.run.trace_nan:
             trace_nonfinite(model, self._where)
 
     def take(self, step: int, tokens_seen: int) -> Taken:
-        """Take this step, the first of which is 1, after so many tokens. Raises TrainingError."""
+        """Take this step, counted from 1, after so many tokens. Raises TrainingError."""
         optim, self.step = self.config.optim, step
         rate = lr_schedule.learning_rate(
             optim.schedule,
@@ -91,19 +91,19 @@ class TrainStep:
         return Taken(loss, norm, rate)
 
     def _backward(self) -> Tensor:
-        """Add up the gradients of a step's batches; this rank's part of the loss, ().
+        """Sum the gradients of a step's batches; return this rank's part of the loss, ().
 
-        Each target counts alike, wherever it is: the sum over all ranks and batches is over what
-        counts in all of them. The mean over ranks, which FSDP takes of the gradients and the
-        metrics of the losses, is then the step's own.
+        Each target counts the same, wherever it is: the sum over all ranks and batches is divided
+        by the total that counts in all of them. The mean over ranks, which FSDP takes of the
+        gradients and the metrics of the losses, is then the step's own.
         """
         with self.phase("data"):
             batches = [self.data.next_batch() for _ in range(self.accumulation)]
         total = torch.stack([counted(one.targets, one.weights) for one in batches]).sum()  # ()
         dist.all_reduce(total)
-        # Of ranks that share rows, each counts them whole, and has the loss of its piece.
+        # Each of the ranks that share rows counts them whole, but has only its piece's loss.
         ranks = self.group.world_size * self.group.context_parallel
-        total = (total / ranks).clamp(min=1e-30)  # (): 0 where none counts
+        total = (total / ranks).clamp(min=1e-30)  # (): avoids 0 / 0 if none counts
         losses = []
         for batch in batches:
             with self.phase("forward"):
@@ -115,13 +115,13 @@ class TrainStep:
         return torch.stack(losses).sum()  # ()
 
     def _is_usable(self, norm: Tensor) -> bool:
-        """Tell whether the gradients can be used; on_nan=skip waits for the device to know.
+        """Return whether the gradients can be used; on_nan=skip waits for the device to know.
 
-        The norm is that of all ranks, so all decide alike. Raises TrainingError after too many
-        steps in a row that were left out.
+        The norm is that of all ranks, so all decide alike. Raises TrainingError if too many steps
+        in a row were left out.
         """
         if self.config.run.on_nan == "stop":
-            return True  # metrics stop the run before anything of it is saved
+            return True  # metrics stop the run before anything is saved
         if math.isfinite(norm.item()):
             self.skipped = 0
             return True
@@ -132,13 +132,13 @@ class TrainStep:
         return False
 
     def _where(self) -> str:
-        """Tell the step that is under way, and what it reads."""
+        """Describe the step in progress, and what it reads."""
         end = self.data.feed.position
         return f"step {self.step}, samples {end - self.samples:,} to {end - 1:,} of the order"
 
 
 def loss_of(model: nn.Module, batch: Sample, total: Tensor) -> Tensor:
-    """Go through the model with a batch: the weighted sum over its targets, over `total`, ()."""
+    """Run a batch through the model: the weighted sum over its targets, over `total`, ()."""
     loss: Tensor = model(
         batch.inputs, batch.targets, weights=batch.weights, total=total, seq_idx=batch.seq_idx
     )  # ()
@@ -149,14 +149,14 @@ def loss_of(model: nn.Module, batch: Sample, total: Tensor) -> Tensor:
 def evaluate(
     model: nn.Module, data: DataFeed, batches: int, group: Group, stop: StopRequest
 ) -> tuple[float, int] | None:
-    """Mean loss over the targets that count, and how many these are (a collective call).
+    """Return the mean loss over the targets that count, and their number (a collective call).
 
-    batches: of every rank, at most; 0 for all that there are. No sample is taken twice. None if the
-    run is asked to stop before all are through.
+    batches: maximum per rank; 0 for all that there are. No sample is taken twice. None if the run
+    is asked to stop before the end.
     """
     data.rewind()
     sums = torch.zeros(2, dtype=torch.float64, device=group.device)  # loss, weight
-    one = torch.ones((), device=group.device)  # (): so that the model gives the sum
+    one = torch.ones((), device=group.device)  # (): makes the model return the sum
     was_training = model.training
     model.eval()
     for _ in range(batches) if batches else count():
@@ -178,9 +178,9 @@ def evaluate(
 
 
 def trace_nonfinite(model: nn.Module, where: Callable[[], str]) -> None:
-    """Let every module's output be looked at; `where` tells the step and the batch.
+    """Check every module's output; `where` describes the step and the batch.
 
-    The first that is not finite raises TrainingError.
+    The first output that is not finite raises TrainingError.
     """
 
     def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -200,14 +200,14 @@ def trace_nonfinite(model: nn.Module, where: Callable[[], str]) -> None:
 def check_gradients(model: nn.Module, where: Callable[[], str]) -> None:
     """Raise TrainingError naming the first parameter, going back, whose gradient is not finite."""
     for name, parameter in reversed(list(model.named_parameters())):
-        # The Neuron backend's optimizer has widened it to float32.
+        # The Neuron backend's optimizer keeps it, widened to float32, as main_grad.
         gradient = getattr(parameter, "main_grad", parameter.grad)
         if gradient is not None and not is_finite(gradient):
             raise _nonfinite(f"the gradient of {name} has", gradient, where())
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether all of a tensor, or of this rank's part of it, is numbers."""
+    """Return whether all of a tensor, or of this rank's part of it, is finite."""
     part = x.to_local() if isinstance(x, compat.DTensor) else x
     return bool(torch.isfinite(part).all())
 

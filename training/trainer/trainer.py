@@ -1,4 +1,4 @@
-"""The training loop: steps, reports, checkpoints; stops when it is done or is asked to stop."""
+"""The training loop: steps, reports and checkpoints, until it is done or asked to stop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COMPILED = 4
 class Trainer:
     """A run that is ready for its next step; its methods are collective calls.
 
-    `training.trainer.run.set_up` makes it. `lease` is what rank 0 has of the run's folder.
+    `training.trainer.run.set_up` makes it. `lease` is rank 0's claim on the run's folder.
     """
 
     config: Config
@@ -53,7 +53,7 @@ class Trainer:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     resumed: Resumed
-    step: int  # the last one that was taken
+    step: int  # the last one taken
     tokens_seen: int
     tokens_per_step: int
     train_step: TrainStep
@@ -72,12 +72,12 @@ class Trainer:
         self._notes = StepNotes(self.step, self.resumed.seconds, self.resumed.in_memory)
 
     def run(self) -> int:
-        """Train to the last step; the exit code.
+        """Train to the last step; return the exit code.
 
-        0: done. 85: SIGTERM or SIGUSR1 came and a checkpoint was saved, start again to go on;
-        before the first step is over the process ends so by itself, as StopRequest has it.
+        0: done. 85: SIGTERM or SIGUSR1 came and a checkpoint was saved; start again to continue.
+        Before the first step is over the process ends by itself, as StopRequest describes.
         """
-        # The watch is left before the loggers are closed: a server may take its time.
+        # Leave the watch before the loggers are closed: a server may take its time.
         with self.saver, self.metrics, self.phase:
             over = self._is_over()
             if over:
@@ -98,7 +98,7 @@ class Trainer:
         return 0
 
     def turn(self) -> bool:
-        """Take a step, and do what is due after it; whether it was the last."""
+        """Take a step, and do what is due after it; return whether it was the last."""
         run = self.config.run
         with self.phase("step"):
             taken = self.train_step.take(self.step + 1, self.tokens_seen)
@@ -121,7 +121,7 @@ class Trainer:
             with self.phase("report"):
                 self.metrics.report(self.data.waited())
         if self.held_out and (self.step % (run.eval_interval or run.num_steps) == 0 or last):
-            if not asked:  # else the checkpoint may have seconds left
+            if not asked:  # the checkpoint may have only seconds left
                 asked = not self._evaluate(self.held_out)
             if asked:
                 self._say(f"asked to stop: step {self.step} is not evaluated")
@@ -144,11 +144,11 @@ class Trainer:
             return not self.group.any(not self.data.ended())
 
     def _is_late(self) -> bool:
-        """Whether the last checkpoint was so long ago that one is due, by the clock of rank 0."""
+        """Whether a checkpoint is due by the time since the last one, on rank 0's clock."""
         return self.group.rank == 0 and 0 < self._longest <= time.monotonic() - self._saved
 
     def _evaluate(self, held_out: DataFeed) -> bool:
-        """Evaluate and report; False: left early, as the run was asked to stop."""
+        """Evaluate and report; return False if it ended early, as the run was asked to stop."""
         self.metrics.flush()  # raises if the run has gone wrong: that is not worth evaluating
         since = time.perf_counter()
         batches = self.config.data.eval_batches
@@ -161,7 +161,7 @@ class Trainer:
         return True
 
     def _evaluate_the_end(self) -> None:
-        """Evaluate a run that is over, if it was asked to stop before it had done so."""
+        """Evaluate a run that is over, if it was asked to stop before it had done that."""
         if self.held_out is None or self.config.run.compile_only:
             return
         file = Path(self.config.run.save_ckpt_path, FILE)
@@ -190,7 +190,7 @@ class Trainer:
                 self._choose_interval(one)
 
     def _choose_interval(self, one: Saved) -> None:
-        """Save as often from now on as is best for saves like this one; say so the first time."""
+        """Set the interval that is best for saves like this one; say so the first time."""
         nodes = self.group.nodes
         self._longest = interval.best_interval(one.waited, one.seconds - one.waited, nodes)
         if not self._is_chosen:
