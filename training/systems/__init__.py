@@ -1,1 +1,1 @@
-"""What belongs to one system alone, beside what all of them share."""
+"""Code that belongs to one system alone; one module or package each."""

@@ -1,4 +1,4 @@
-"""What the entry points for Llama share: flags, and the sizes of a model by them."""
+"""What the entry points for Llama share: flags, and the sizes that they give a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMES = {
     **{"rope_theta": "rotary_emb_base", "hidden_dropout": "resid_pdrop"},
     "attention_dropout": "attn_pdrop",
 }
-"""What errors call by our names -> the flag that was meant."""
+"""Our name in errors -> the flag that was meant."""
 
 SCHEDULE_STYLES = ("cosine", "constant", "linear", "exponential", "plateau")
 
@@ -68,7 +68,7 @@ COMMON_FLAGS = (
 def sizes(given: Mapping[str, Any]) -> Sizes:
     """Make the sizes that the flags give.
 
-    Raises RequestError for a flag that the model type has no use for, or sizes that do not fit.
+    Raises RequestError for a flag that the model type does not have, or sizes that do not fit.
     """
     make, takes = TYPES[given["model_type"]]
     useless = [
@@ -147,4 +147,4 @@ TYPES: dict[str, tuple[Callable[[Mapping[str, Any]], Sizes], tuple[str, ...]]] =
 }
 """Model type -> how its sizes are made, and which of the optional flags it takes."""
 _SOME = sorted({"summary_first_pdrop"}.union(*(takes for _, takes in TYPES.values())))
-"""Flags that not every model type takes; no type has the head that the first one is of."""
+"""Flags that not every model type takes; summary_first_pdrop is of a head that none has."""

@@ -1,7 +1,7 @@
-"""The sizes of the models that the Mamba-2 system for Neuron has names for. Light: no torch here.
+"""The sizes of the models named by the Mamba-2 system for Neuron. No torch needed here.
 
-Heads have 128 channels. The programs of the system make a group for each rank that shares a layer,
-so that a model is another one with another number of ranks; here the groups are the model's own.
+Heads have 128 channels. The system's programs make one group per rank that shares a layer, so that
+another number of ranks gives another model; here the number of groups belongs to the model.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ HEAD_DIM, INITIALIZER_RANGE = 128, 0.1
 
 
 MOST_GROUPS = 8
-"""Of a model, where no number is asked for: as many ranks then can share a layer."""
+"""A model's default number of groups, at most: as many ranks can then share a layer."""
 
 
 def sizes(
     name: str, vocab_size: int, n_groups: int = 0, norm_across_groups: bool = False
 ) -> Mamba2Config:
-    """Make the sizes of a model of the system.
+    """Make the sizes of one of the system's models.
 
-    n_groups: 0 for the most that divide the heads, up to 8.
+    n_groups: 0 for the greatest common divisor of 8 and the number of heads.
 
-    Raises RequestError for a name that it does not have, with the nearest one, or if the groups do
+    Raises RequestError for an unknown name, suggesting the nearest known one, or if the groups do
     not divide the heads.
     """
     if name not in MODELS:

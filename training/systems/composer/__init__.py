@@ -1,5 +1,5 @@
-"""Our Mamba, data and schedules in MosaicML's Composer, as the Composer system for Mamba has them.
+"""Our Mamba, data and schedules in MosaicML's Composer, as in the Composer system for Mamba.
 
-training.mamba_composer is the entry point. What reads and checks config.yaml is light: neither
-torch nor Composer is needed to refuse a bad file.
+training.mamba_composer is the entry point. Reading and checking config.yaml needs neither torch nor
+Composer.
 """

@@ -1,10 +1,10 @@
-"""What happens around each step: its learning rate, clipping, an early end, and the run's records.
+"""What happens around each step: learning rate, clipping, an early end, and the run's records.
 
-Composer's measurements become the records of metrics.jsonl, and a line a step for people. The kinds
-of records are those of training.trainer.metrics: a step and a report each step, an evaluation for
-each of the held-out sets, which also has its `label`, `top3` and `top10`. tokens_seen is Composer's
-count, one more a sample than there are targets. Composer's settings go to hparams.json. Only rank 0
-writes.
+Composer's measurements become the records of metrics.jsonl, and one line per step for people. The
+kinds of records are those of training.trainer.metrics: a step and a report for each step, an
+evaluation for each held-out set, which also has its `label`, `top3` and `top10`. tokens_seen is
+Composer's count, one more per sample than there are targets. Composer's settings go to
+hparams.json. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ SETTINGS_FILE = "hparams.json"
 
 
 class LearningRate(Callback):
-    """Sets the rate of each step before it is taken, from the tokens of the run alone.
+    """Sets the rate of each step before it is taken, from the run's tokens alone.
 
-    Composer's own schedulers are asked before its clock has moved on, so theirs lag a step behind
-    the formula; and a resumed run would begin with the rate that its checkpoint was made with.
+    Composer's own schedulers are asked before its clock advances, so they lag one step behind the
+    formula; and a resumed run would begin with the rate that its checkpoint was made with.
     """
 
     def __init__(self, config: ComposerConfig) -> None:
@@ -64,15 +64,15 @@ class LearningRate(Callback):
 
 
 class Clipping(Callback):
-    """Scales a step's gradients so that their global norm is at most a threshold.
+    """Scales a step's gradients to a global norm of at most a threshold.
 
-    Not Composer's own, which does not tell the norm, and on torch 2.2 adds it up in another order
-    in each process, so that a resumed run would differ in the last digits.
+    Composer's own clipping does not report the norm, and on torch 2.2 sums it in another order in
+    each process, so that a resumed run would differ in the last digits.
     """
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
-        self.norm: Tensor | None = None  # (), of the last step, before it was scaled
+        self.norm: Tensor | None = None  # (), of the last step, before scaling
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         modules = state.model.modules()
@@ -81,7 +81,7 @@ class Clipping(Callback):
 
 
 class Described(Callback):
-    """Lets each checkpoint tell the sizes of its model, for training.convert."""
+    """Stores the sizes of the model in each checkpoint, for training.convert."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -93,7 +93,7 @@ class Described(Callback):
 class Stopping(Callback):
     """Ends the run after a step once any rank was asked to stop; Composer then saves.
 
-    It also notes the steps, for what follows a failure.
+    It also notes the steps, for the handling of failures.
     """
 
     def __init__(self, request: StopRequest) -> None:
@@ -110,12 +110,12 @@ class Stopping(Callback):
         asked = state.device.tensor_to_device(torch.tensor([int(self._request.made)]))  # (1,)
         dist.all_reduce(asked, "MAX")
         if asked.item():
-            state.evaluators = []  # there is time to save, and for nothing else
+            state.evaluators = []  # there is only time to save
             state.stop_training()
 
 
 class Records(LoggerDestination):
-    """Takes what Composer logs; stops the run at a loss or norm that is no number."""
+    """Takes what Composer logs; stops the run if the loss or the gradient norm is not finite."""
 
     def __init__(
         self,
@@ -152,10 +152,10 @@ class Records(LoggerDestination):
         self._clock.append(_seconds(state))
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Tell a step. Raises TrainingError before anything of it is saved.
+        """Report a step. Raises TrainingError before anything of it is saved.
 
-        On every rank for a number that is none; on rank 0 alone, which the launcher lets end all,
-        where its claim on the folder is lost.
+        On every rank for a number that is not finite; on rank 0 alone, after which the launcher
+        ends all ranks, if its claim on the folder is lost.
         """
         self._claim.check()
         assert self.clipping.norm is not None
@@ -191,12 +191,12 @@ class Records(LoggerDestination):
         self._tell([{**record, "tokens": int(found["tokens"])}])
 
     def close(self, state: State, logger: Logger) -> None:
-        with ExitStack() as last:  # all are closed, even if one cannot write what is left
+        with ExitStack() as last:  # close all, even if one cannot write what is left
             for one in self._loggers:
                 last.callback(one.close, state.timestamp < state.max_duration)
 
     def _speed(self, seconds: float) -> Record:
-        """Tell how fast it goes, with so many seconds for a step."""
+        """Return the speed, given the seconds per step."""
         data, world_size = self.config.data, dist.get_world_size()
         targets = data.global_batch_size * data.seq_len / world_size
         operations = flops.per_token(self.config.model.sizes, data.seq_len) * targets
@@ -219,6 +219,6 @@ class Records(LoggerDestination):
 
 
 def _seconds(state: State) -> float:
-    """Seconds of training so far, without evaluations."""
+    """Return the seconds of training so far, without evaluations."""
     wall: Any = state.timestamp.total_wct
     return float(wall.total_seconds())

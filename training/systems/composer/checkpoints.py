@@ -1,7 +1,7 @@
-"""The folder of a run: config.json, Composer's checkpoints, and their link whole after a kill.
+"""A run's folder: config.json, Composer's checkpoints, and the repair of their link after a kill.
 
-Composer writes a checkpoint under its own name, takes the link to the newest away, and makes it
-again. A run that was killed in between would begin anew, or find a checkpoint that is cut off.
+Composer writes a checkpoint under its own name, removes the link to the newest one, and makes it
+again. A run killed in between would start from the beginning, or find a truncated checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.trainer.metrics import described
 CONFIG = "config.json"
 LINK = "latest-rank0.pt"
 STATE_BYTES = 12
-"""Of a parameter in a checkpoint: its value and AdamW's two moments, float32."""
+"""Bytes of a parameter in a checkpoint: its value and AdamW's two moments, float32."""
 _NAME = re.compile(r"ep\d+-ba(\d+)-rank0\.pt")
 
 
@@ -40,9 +40,9 @@ def prepare(
 ) -> Path | None:
     """Make and check the folder of a run, and write its config.json; for rank 0 alone.
 
-    The checkpoint that the run is to go on from, None for none. Raises RequestError for a folder
-    that cannot be written or has no room for a checkpoint, and for checkpoints of another model or
-    beyond the run's end, or any if the run is not to go on from them.
+    Returns the checkpoint that the run is to resume from, or None. Raises RequestError if the
+    folder cannot be written or has no room for a checkpoint, if its checkpoints are of another
+    model or beyond the run's end, or if it has any although the run is not to resume.
     """
     _require_room(folder, STATE_BYTES * parameters)
     newest = repair(folder)
@@ -71,7 +71,7 @@ def prepare(
 
 
 def repair(folder: Path) -> Path | None:
-    """Let the link name the newest complete checkpoint; which one that is, None for none.
+    """Make the link point to the newest complete checkpoint; return that, or None.
 
     Raises TrainingError if the folder cannot be written.
     """
@@ -88,20 +88,20 @@ def repair(folder: Path) -> Path | None:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """List the complete checkpoints, oldest first: the end of such a file is written last."""
+    """List the complete checkpoints, oldest first: the end of their files is written last."""
     found = (path for path in folder.glob("*.pt") if _NAME.fullmatch(path.name))
     return sorted((path for path in found if zipfile.is_zipfile(path)), key=_step)
 
 
 def _step(path: Path) -> int:
-    """Read the steps of a checkpoint from its name."""
+    """Read the step of a checkpoint from its name."""
     name = _NAME.fullmatch(path.name)
     assert name is not None
     return int(name[1])
 
 
 def _require_room(folder: Path, needed: int) -> None:
-    """Make the folder, and raise RequestError if it cannot be written or has less room."""
+    """Make the folder; raise RequestError if it cannot be written or has too little room."""
     probe = folder / f".probe.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,10 +120,10 @@ def _require_room(folder: Path, needed: int) -> None:
 
 
 def _require_no_later(config: ComposerConfig, newest: Path) -> None:
-    """Raise RequestError if the run ends before its checkpoint: Composer would call that done."""
+    """Raise RequestError if the run ends before its checkpoint, as Composer would call it done."""
     step = done = _step(newest)
     if lr_schedule.duration(config.scheduler.t_max)[1] == "tok":
-        # Earlier steps may have had another number of tokens, which are what counts then.
+        # Earlier steps may have had another number of tokens, and here it is tokens that count.
         done = math.ceil(_tokens(newest.parent, step, config) / config.tokens_per_step)
     if done > config.num_steps:
         raise RequestError(
@@ -132,7 +132,7 @@ def _require_no_later(config: ComposerConfig, newest: Path) -> None:
 
 
 def _tokens(folder: Path, step: int, config: ComposerConfig) -> int:
-    """Find the tokens up to a step in the run's records, or take all its steps for alike."""
+    """Find the tokens up to a step in the run's records, or assume that all steps are equal."""
     with suppress(OSError, ValueError, KeyError):
         for line in (folder / FILE).read_text().splitlines():
             record = json.loads(line)

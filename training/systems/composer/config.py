@@ -1,9 +1,9 @@
-"""config.yaml of the Composer system, described completely and checked together. Light.
+"""config.yaml of the Composer system, described completely and checked as a whole. Needs no torch.
 
-Its sections are a dataclass each, whose defaults are those of the system's create_mamba_config.
+Each section is a dataclass, with the defaults of the system's create_mamba_config.
 
-A token is counted as the system counts it: a sample of seq_len targets is seq_len + 1 tokens. So
-10068787200tok of 896 samples of 4,096 are 2,743 steps, there as here.
+Tokens are counted as the system counts them: a sample of seq_len targets is seq_len + 1 tokens. So
+10068787200tok in steps of 896 samples of 4,096 are 2,743 steps, there as here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SCHEDULES = {"wsd": "wsd", "cosine": "cosine-tokens"}
 """The system's names -> ours."""
 
 IDS = 1 << 16
-"""Token ids that the words of packed files hold."""
+"""Number of token ids that a word of packed files can hold."""
 SEED = 42
-"""Of the first weights and the pattern of the mixture, as the system has it."""
+"""Seed of the initial weights and of the mixture's pattern, as in the system."""
 _ALIKE = 1e-6
-"""Two shares that differ by no more are the same."""
+"""Two shares that differ by no more than this are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,13 @@ class Part:
     """A part of the training data: packed files, by name or pattern."""
 
     path: str
-    weight: float  # its share of the samples, before all shares are made to sum to 1
-    order: int = 0  # the first of its samples that is read
+    weight: float  # its share of the samples, before all shares are scaled to sum to 1
+    order: int = 0  # the first of its samples to read
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """Packed files that are evaluated on; the label names them in logs."""
+    """Packed files to evaluate on; the label names them in logs."""
 
     path: str
     label: str
@@ -53,7 +53,7 @@ class HeldOut:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
-    """Mamba's sizes, and which of its blocks are units."""
+    """Mamba's sizes, and whether its blocks are sharded and recomputed one by one."""
 
     vocab_size: int = setting(64000, "rows of each embedding", least=1)
     d_model: int = setting(1024, "width of the stream", least=1)
@@ -91,7 +91,7 @@ class DataSection:
     text_paths: tuple[Part, ...] = ()
     code_paths: tuple[Part, ...] = ()
     eval_paths: tuple[HeldOut, ...] = ()
-    code_percentage: float | None = None  # as the weights of code_paths sum; None: whatever
+    code_percentage: float | None = None  # must be the sum of code_paths' weights; None: any
     text_percentage: float | None = None
 
     @property
@@ -111,7 +111,7 @@ class OptimizerSection:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSection:
-    """How the learning rate goes, and how long the run is: t_max."""
+    """The course of the learning rate, and the length of the run: t_max."""
 
     name: str = setting("cosine", "formulas: docs/training/schedules.md", choices=tuple(SCHEDULES))
     t_warmup: str = setting(_INTERVAL, "until when the rate rises")
@@ -122,7 +122,7 @@ class SchedulerSection:
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpSection:
-    """The settings of Composer's FSDP, where there are GPUs."""
+    """The settings of Composer's FSDP, which is used on GPUs."""
 
     sharding_strategy: str = setting(
         "FULL_SHARD",
@@ -143,7 +143,7 @@ class FsdpSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSection:
-    """What happens how often, and where to."""
+    """How often things happen, and where results go."""
 
     cp_interval: str = setting("", "the same as save_interval, which is what counts")
     eval_interval: str = setting(_INTERVAL, "between evaluations")
@@ -159,7 +159,7 @@ class TrainerSection:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneralSection:
-    """Names, and what the other sections have no place for."""
+    """Names, and settings that fit no other section."""
 
     project_name: str = setting("mamba-science", "project in Weights & Biases", needed=True)
     full_name: str = setting("mambaoutai", "of the run, after its parameters", needed=True)
@@ -170,7 +170,7 @@ class GeneralSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ComposerConfig:
-    """One run; raises RequestError with all its faults when it is made."""
+    """One run; raises RequestError with all its faults on creation."""
 
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
@@ -191,13 +191,13 @@ class ComposerConfig:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the run: the last one is that which reaches t_max."""
+        """Steps of the run; the last one is that which reaches t_max."""
         value, unit = schedule.duration(self.scheduler.t_max)
         return int(value) if unit == "ba" else math.ceil(value / self.tokens_per_step)
 
     @property
     def schedule(self) -> ScheduleConfig:
-        """Our schedule of the same formula."""
+        """Our schedule with the same formula."""
         one, name = self.scheduler, SCHEDULES[self.scheduler.name]
         return ScheduleConfig(
             name=name,
@@ -216,7 +216,7 @@ class ComposerConfig:
 
 
 def check_ranks(config: ComposerConfig, world_size: int) -> None:
-    """Raise RequestError if a step cannot be shared by so many ranks."""
+    """Raise RequestError if this many ranks cannot share a step."""
     data = config.data
     if data.global_batch_size % (world_size * data.micro_batch_size):
         raise RequestError(
@@ -226,7 +226,7 @@ def check_ranks(config: ComposerConfig, world_size: int) -> None:
 
 
 def _faults(config: ComposerConfig) -> list[str]:
-    """List what is wrong, each fault with its section and key."""
+    """List the faults, each with its section and key."""
     found = [
         f"{section.name}.{fault}"
         for section in fields(config)
@@ -263,7 +263,7 @@ def _faults(config: ComposerConfig) -> list[str]:
     ]
     if "://" in trainer.save_folder:
         found.append("trainer.save_folder: must be a folder; of object stores there are none here")
-    # Composer fills names in braces in by itself, so that each rank may have its own folder.
+    # Composer itself fills in names in braces, so that each rank may have its own folder.
     if others := _in_braces(trainer.save_folder.replace("{run_name}", "")):
         found.append(
             f"trainer.save_folder: all ranks save to one folder, and only {{run_name}} is filled "
@@ -276,12 +276,12 @@ def _faults(config: ComposerConfig) -> list[str]:
         )
     if "/" in config.general.full_name:
         found.append("general.full_name: is part of the names of files, which have no / in them")
-    # Relations between settings are only asked of settings that are some.
+    # Check relations between settings only if each is valid on its own.
     return found or _schedule_faults(config)
 
 
 def _in_braces(text: str) -> str:
-    """Give what stands in braces, braces included; empty for nothing."""
+    """Return the parts of a text that are in braces, braces included; empty if there are none."""
     return ", ".join(re.findall(r"\{[^{}]*\}|[{}]", text))
 
 
@@ -313,7 +313,7 @@ def _data_faults(data: DataSection) -> list[str]:
 def _length_faults(
     name: str, text: str, units: Sequence[str] = ("tok", "ba", "dur"), *, least: int = 1
 ) -> list[str]:
-    """List what is wrong with a length of time; a share of the run is above 0 where `least` is."""
+    """List the faults of a length of time; a share of the run must be above 0 if `least` is."""
     try:
         value, unit = schedule.duration(text)
     except ValueError as error:
@@ -328,7 +328,7 @@ def _length_faults(
 
 
 def _schedule_faults(config: ComposerConfig) -> list[str]:
-    """List what is wrong between the settings of a schedule, each of which is some."""
+    """List the conflicts between a schedule's settings, each of which is valid on its own."""
     try:
         schedule.check(
             config.schedule, config.num_steps, config.optimizer.lr, config.tokens_per_step
@@ -342,10 +342,10 @@ def _schedule_faults(config: ComposerConfig) -> list[str]:
 def fsdp_settings(
     fsdp: FsdpSection, *, bf16: bool, world_size: int, local_world_size: int
 ) -> dict[str, Any]:
-    """Give the dictionary that Composer 0.23 and later take as parallelism_config["fsdp"].
+    """Return the dictionary that Composer 0.23 and later take as parallelism_config["fsdp"].
 
-    Weights are float32; with bf16 the units compute in bfloat16, and gradients are added up in
-    float32. This is not left to Composer's own precision, which would also cast within our kernels.
+    Weights are float32; with bf16 the units compute in bfloat16, and gradients are summed in
+    float32. This is not left to Composer's own precision, which would also cast inside our kernels.
     """
     found: dict[str, Any] = {
         "sharding_strategy": fsdp.sharding_strategy,
@@ -362,7 +362,7 @@ def fsdp_settings(
     if fsdp.process_group:
         found["process_group"] = fsdp.process_group
     elif fsdp.sharding_strategy == "HYBRID_SHARD":
-        # Without these Composer makes one group of all ranks, and full sharding of it.
+        # Without these Composer makes a single group of all ranks, and shards fully over it.
         found["data_parallel_shard_degree"] = local_world_size
         found["data_parallel_replicate_degree"] = world_size // local_world_size
     return found

@@ -1,16 +1,16 @@
-"""The packed mixture as a torch DataLoader that Composer takes, and what is held out.
+"""The packed mixture as a torch DataLoader for Composer, and the held-out data.
 
-One order for all ranks: step s takes the samples s * G ... (s + 1) * G - 1 of the mixture, G being
-the global batch, and each rank its own row of them. Composer asks the data set for its state at
-each checkpoint and gives it back, so a run that resumes reads on, without reading anything again.
+All ranks share one order: step s takes the samples s * G ... (s + 1) * G - 1 of the mixture, G
+being the global batch, and each rank its own row of them. Composer asks the data set for its state
+at each checkpoint and gives it back, so a resumed run reads on without reading anything again.
 
-What Composer calls an epoch is the whole run here, and a step more: the end of an epoch would set
-the count of samples back, by which it tells the data set how far it was read.
+Composer's epoch is the whole run here, plus one step: the end of an epoch would reset the count of
+samples, by which Composer tells the data set how far it was read.
 
-A batch is a dict: inputs and targets (b, l), weights (b, l) where targets weigh unevenly, and in a
-micro-batch total (), by which its loss is divided. Of a step's micro-batches Composer adds up
-loss x (share of the rank's samples), and takes the mean over the ranks. `total` is such that what
-comes out is the sum over all targets that count in the whole step, over their number: the loss
+A batch is a dict: inputs and targets (b, l), weights (b, l) if targets are weighted, and in a
+micro-batch total (), the divisor of its loss. Over a step's micro-batches Composer sums
+loss x (share of the rank's samples), and takes the mean over the ranks. `total` is such that the
+result is the sum over all targets that count in the whole step, divided by their number: the loss
 depends on neither the micro-batch's size nor the number of ranks.
 """
 
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 
 def collate(samples: list[Sample]) -> Batch:
-    """Make a batch of samples that all have weights or all have none."""
+    """Make a batch of samples, of which all have weights or none has."""
     rows = stacked(samples)
     batch = {"inputs": rows.inputs, "targets": rows.targets}  # (b, l) each
     return batch if rows.weights is None else {**batch, "weights": rows.weights}  # (b, l)
@@ -52,13 +52,13 @@ def samples_in(batch: Batch) -> int:
 
 
 def tokens_in(batch: Batch) -> int:
-    """Count a rank's tokens as the system does: one more a sample than it has targets."""
+    """Count a rank's tokens as the system does: one more per sample than it has targets."""
     samples, length = batch["inputs"].shape
     return samples * (length + 1)
 
 
 def cut(batch: Batch, size: int) -> list[Batch]:
-    """Cut a batch into parts of so many samples; the last may have fewer."""
+    """Cut a batch into parts of `size` samples; the last may have fewer."""
     return [
         {name: one[at : at + size] for name, one in batch.items()}  # (size, l)
         for at in range(0, samples_in(batch), size)
@@ -66,13 +66,13 @@ def cut(batch: Batch, size: int) -> list[Batch]:
 
 
 def micro_batches(batch: Batch, size: int) -> list[Batch]:
-    """Cut a rank's part of a step, whose size is a multiple (a collective call)."""
+    """Cut a rank's part of a step, which must be a multiple of `size` (a collective call)."""
     parts = cut(batch, size)
     total = counted(batch["targets"], batch.get("weights"))  # ()
     if torch.cuda.is_available():
-        total = total.cuda()  # (): NCCL adds up nothing else
+        total = total.cuda()  # (): NCCL reduces only tensors on GPUs
     dist.all_reduce(total)
-    share = (total / (len(parts) * dist.get_world_size())).clamp(min=1e-30)  # (): 0: none counts
+    share = (total / (len(parts) * dist.get_world_size())).clamp(min=1e-30)  # (): avoids 0 / 0
     return [{**part, "total": share} for part in parts]
 
 
@@ -96,16 +96,16 @@ class Windows(Dataset[Sample]):
         return len(self._opened())
 
     def __getitem__(self, place: int) -> Sample:
-        """Give the sample at a place of the order, which begins again after its last."""
+        """Return the sample at a place of the order, which starts over after its last."""
         samples = self._opened()
         return samples[place % len(samples)]
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """Tell where the run stands after so many samples over all ranks; Composer counts them."""
+        """Return the position after so many samples over all ranks, as Composer counts them."""
         return {"first": self.first, "samples": num_samples, "fingerprint": self.fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint stood; if it read other data, at this data's beginning."""
+        """Continue where a checkpoint was; if it read other data, at the beginning of this data."""
         if state["fingerprint"] == self.fingerprint:
             self.first = state["first"]
         else:
@@ -124,7 +124,7 @@ class Windows(Dataset[Sample]):
 
 
 class InOrder(DistributedSampler[int]):
-    """A rank's places in the order, from where its data set stands; it has an end."""
+    """A rank's places in the order, from its data set's position, for a number of steps."""
 
     def __init__(self, windows: Windows, steps: int, batch_size: int) -> None:
         super().__init__(
@@ -158,7 +158,7 @@ def open_sources(config: ComposerConfig) -> list[Source]:
 
 
 def open_mixture(config: ComposerConfig) -> Mixture:
-    """Open the training data as one. Raises RequestError."""
+    """Open the training data as one mixture. Raises RequestError."""
     sources = open_sources(config)
     try:
         return Mixture(sources, seed=SEED)
@@ -167,14 +167,14 @@ def open_mixture(config: ComposerConfig) -> Mixture:
 
 
 def training_data(config: ComposerConfig, say: Say) -> DataSpec:
-    """Open what a rank trains on, checked. Raises RequestError."""
+    """Open and check a rank's training data. Raises RequestError."""
     data = config.data
     windows = Windows(partial(open_mixture, config), data.n_samples_to_skip, say)
     _note(windows, config, say)
     size = data.global_batch_size // dist.get_world_size()
     ahead: dict[str, Any] = {}
     if data.num_workers:
-        # A fork fails where a network card's memory is in huge pages (EFA).
+        # A fork fails if a network card's memory is in huge pages (EFA).
         ahead = {"prefetch_factor": data.prefetch_factor, "multiprocessing_context": "spawn"}
     loader = DataLoader(
         windows,
@@ -194,7 +194,7 @@ def training_data(config: ComposerConfig, say: Say) -> DataSpec:
 
 
 def held_out(config: ComposerConfig, say: Say) -> list[Evaluator]:
-    """Open what is evaluated on: the first batches of each, in order, each sample once.
+    """Open the held-out data: the first batches of each set, in order, each sample once.
 
     Raises RequestError, also for a file that is trained on.
     """
@@ -218,7 +218,7 @@ def held_out(config: ComposerConfig, say: Say) -> list[Evaluator]:
         loader: DataLoader[Sample] = DataLoader(
             packed,  # type: ignore[arg-type]  # it has a length, and items by number
             batch_size=data.eval_batch_size,
-            # Composer leaves out what this sampler adds to let all ranks have equally many.
+            # Composer drops the samples that this sampler adds to give all ranks equally many.
             sampler=DistributedSampler(
                 packed,  # type: ignore[arg-type]
                 dist.get_world_size(),
@@ -255,7 +255,7 @@ def _files(samples: Samples) -> list[str]:
 
 
 def _note(windows: Windows, config: ComposerConfig, say: Say) -> None:
-    """Tell what is odd about the data, and which part of it the run reads more than once."""
+    """Report oddities of the data, and the parts of it that the run reads more than once."""
     mixture, data = windows.samples, config.data
     assert isinstance(mixture, Mixture)
     for note in mixture.notes:

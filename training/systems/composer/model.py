@@ -1,6 +1,6 @@
-"""Our Mamba as a ComposerModel, and what an evaluation measures.
+"""Our Mamba as a ComposerModel, and the measurements of an evaluation.
 
-That is loss, perplexity, and how often the target is among the likeliest.
+These are loss, perplexity, and how often the target is among the likeliest tokens.
 
 Shapes: b batch size, l length, r rows (b * l), c rows of a chunk, v vocabulary size.
 """
@@ -23,11 +23,11 @@ from training.systems.composer.data import Batch
 from training.trainer import flops
 
 TOPS = (3, 10)
-"""How many of the likeliest tokens."""
+"""A target is a hit if it is among this many of the likeliest tokens."""
 
 
 def measure(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum over targets (b, l) that count: their number, their loss, hits among each of TOPS.
+    """Sum over the targets (b, l) that count: their number, their loss, hits for each of TOPS.
 
     logits (b, l, v) -> (2 + len(TOPS),) in float64; softmax in float32.
     """
@@ -61,7 +61,7 @@ class _Mean(Metric):
         self.add_state("sum", zero.clone(), dist_reduce_fx="sum")
 
     def update(self, sums: Tensor) -> None:
-        """Add what was measured of a batch, as `measure` gives it."""
+        """Add the measurements of a batch, as `measure` returns them."""
         self.count += sums[0]  # ()
         self.sum += sums[self.column]  # ()
 
@@ -80,13 +80,13 @@ class _Count(_Mean):
 
 
 def metrics() -> dict[str, Metric]:
-    """Make the metrics of an evaluation by their names."""
+    """Make the metrics of an evaluation, by name."""
     tops = {f"top{top}": _Mean(column) for column, top in enumerate(TOPS, 2)}
     return {"loss": _Mean(1), "perplexity": _Perplexity(1), **tops, "tokens": _Count(0)}
 
 
 class Asked:
-    """What a loss is asked for with; FSDP, which casts a unit's inputs, does not look inside."""
+    """What a loss needs besides inputs; FSDP, which casts a unit's inputs, does not look inside."""
 
     def __init__(self, batch: Batch) -> None:
         self.targets, self.total = batch["targets"], batch["total"]  # (b, l), ()
@@ -94,23 +94,23 @@ class Asked:
 
 
 class Unit(nn.Module):
-    """What Composer shards as one, but for the blocks that are units of their own."""
+    """The unit that Composer shards as one, except for blocks that are units of their own."""
 
     def __init__(self, language: LanguageModel) -> None:
         super().__init__()
         self.language = language
 
     def forward(self, inputs: Tensor, asked: Asked | None = None) -> Tensor:
-        """Loss () if one is asked for, else logits (b, l, v)."""
+        """Return the loss () if one is asked for, else logits (b, l, v)."""
         if asked is None:
             return self.language(inputs)  # (b, l, v)
         return self.language(inputs, asked.targets, weights=asked.weights, total=asked.total)  # ()
 
 
 class MambaModel(ComposerModel):
-    """The model of a configuration, with its first values; they are float32 and stay so.
+    """The model of a configuration, with its initial values; they are float32 and stay so.
 
-    sharded: whether Composer's FSDP will cut it, and recompute blocks its own way.
+    sharded: whether Composer's FSDP will shard it, and recompute blocks in its own way.
     """
 
     def __init__(self, config: ComposerConfig, *, sharded: bool) -> None:
@@ -129,7 +129,7 @@ class MambaModel(ComposerModel):
         self.model = Unit(language)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Give the loss (), float32, without ever holding all logits."""
+        """Return the loss (), float32, without ever holding all logits."""
         return self.model(batch["inputs"], Asked(batch))  # ()
 
     def loss(self, outputs: Tensor, batch: Batch, *args: Any, **kwargs: Any) -> Tensor:
@@ -146,6 +146,6 @@ class MambaModel(ComposerModel):
         metric.update(outputs)
 
     def flops_per_batch(self, batch: Batch) -> float:
-        """Operations of a step on a rank's part of it, for Composer's SpeedMonitor."""
+        """Return the operations of a rank's part of a step, for Composer's SpeedMonitor."""
         sizes = self.model.language.config
         return flops.per_token(sizes, self.length) * batch["inputs"].numel()

@@ -1,4 +1,4 @@
-"""A run: everything put together and given to Composer's Trainer."""
+"""A run: all its parts, assembled and given to Composer's Trainer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def run(config: ComposerConfig) -> int:
-    """Train to the end; the exit code. Raises RequestError and TrainingError."""
+    """Train to the end; return the exit code. Raises RequestError and TrainingError."""
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", dist.get_local_rank()) if on_gpu else torch.device("cpu")
     world_size = dist.get_world_size()
@@ -75,9 +75,9 @@ def _train(
     console: Console,
     claim: RunLease,
 ) -> tuple[int, bool]:
-    """Train on data that was opened, in a folder that was prepared, from its newest checkpoint.
+    """Train on data that is open, in a folder that is prepared, from its newest checkpoint.
 
-    The last step that was taken, and whether the run is at its end, which it is not if it was asked
+    Returns the last step taken, and whether the run is at its end, which it is not if it was asked
     to stop. Raises TrainingError.
     """
 
@@ -91,7 +91,7 @@ def _train(
     records = Records(config, folder, rate, clipping, console, device, loggers, claim)
     speed = SpeedMonitor(
         window_size=config.general.window_size,
-        gpu_flops_available=flops.peak(device_name(device)) or 0,  # 0: Composer is not to guess
+        gpu_flops_available=flops.peak(device_name(device)) or 0,  # 0: Composer must not guess
     )
     stopping = Stopping(StopRequest(claim.release, dist.get_global_rank()))
     trainer = Trainer(
@@ -106,13 +106,13 @@ def _train(
         progress_bar=False,
         run_name=name,
         save_folder=str(folder),
-        save_overwrite=True,  # what a kill has left; folders.prepare looks for anything else
-        # Not by autoresume: there each node makes and removes one and the same file of save_folder.
+        save_overwrite=True,  # leftovers of a kill; folders.prepare looks for anything else
+        # Not by autoresume, with which all nodes make and remove the same file in save_folder.
         load_path=str(newest) if newest else None,
         seed=SEED,
     )
     if newest and dist.get_global_rank() == 0:
-        # Composer itself removes only what the same process has saved.
+        # Composer itself removes only checkpoints that the same process has saved.
         trainer.saved_checkpoints[:0] = [str(path) for path in folders.checkpoints(folder)]
     state, end = trainer.state, trainer.state.max_duration  # which a stop brings forward
     try:
@@ -123,20 +123,20 @@ def _train(
 
 
 def _fit(trainer: Trainer) -> None:
-    """Train what is left of the run. Raises TrainingError."""
+    """Train for the rest of the run. Raises TrainingError."""
     if trainer.state.timestamp >= trainer.state.max_duration:
-        return  # for Composer an error
+        return  # an error to Composer
     try:
         trainer.fit()
     except TrainingError as error:
         text = str(error)
-        if text.startswith("Caught "):  # by a process that reads ahead; its traceback is there too
+        if text.startswith("Caught "):  # by a process that reads ahead; has its traceback too
             raise TrainingError(text.rpartition("Error: ")[2].strip(), local=True) from error
         raise
 
 
 def _model(config: ComposerConfig, device: torch.device, say: Callable[[str], None]) -> Any:
-    """Make the model and its optimizer, and say how they are spread, as Trainer takes it."""
+    """Return the model, its optimizer, and how they are spread, as arguments of Trainer."""
     sharded = device.type == "cuda"
     model = MambaModel(config, sharded=sharded)
     asked = config.optimizer
@@ -147,7 +147,7 @@ def _model(config: ComposerConfig, device: torch.device, say: Callable[[str], No
         weight_decay=asked.weight_decay,
     )
     found: dict[str, Any] = {"model": model, "optimizers": optimizer}
-    # Composer casts nothing: sharding.settings says in which precision is computed.
+    # Composer casts nothing: fsdp_settings sets the precision of the computation.
     found |= {"precision": "fp32", "device": "gpu" if sharded else "cpu"}
     if not sharded:
         say("fsdp: left out: Composer shards on GPUs alone, every rank holds the whole model")
@@ -163,7 +163,7 @@ def _model(config: ComposerConfig, device: torch.device, say: Callable[[str], No
 
 
 def _how_long(config: ComposerConfig, *, evaluates: bool) -> dict[str, Any]:
-    """Say when the run ends, and what happens on the way, as Trainer takes it."""
+    """Return when the run ends and what happens on the way, as arguments of Trainer."""
     value, unit = lr_schedule.duration(config.scheduler.t_max)
     asked = config.trainer
     found: dict[str, Any] = {
@@ -178,10 +178,10 @@ def _how_long(config: ComposerConfig, *, evaluates: bool) -> dict[str, Any]:
 
 
 def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) -> list[Logger]:
-    """Open Weights & Biases on rank 0, where the environment asks for it and it can be had.
+    """Open Weights & Biases on rank 0, if the environment asks for it and it is available.
 
-    Not by Composer's logger, which does not go on with the run that it began, and whose older
-    releases fail with wandb of today.
+    Composer's logger is not used: it does not continue the run that it began, and its older
+    releases fail with current wandb.
     """
     if dist.get_global_rank():
         return []
@@ -190,7 +190,7 @@ def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) ->
 
 
 def _together(work: Callable[[], T]) -> T:
-    """Do a rank's work; if it fails on any rank, every rank raises what the first one does."""
+    """Do a rank's work; if it fails on any rank, all ranks raise the first one's error."""
     result, failed = [], None
     try:
         result.append(work())

@@ -1,4 +1,4 @@
-"""A configuration to prove a cluster with: a tiny Mamba on Python's own sources, byte by byte."""
+"""A configuration to try out a cluster: a tiny Mamba on Python's own sources, byte by byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.errors import RequestError, writing
 
 DATA = "sources.npy"
 FILES, BYTES = 60, 8192
-"""So many files of the standard library, and at most so many bytes of each."""
+"""Maximum number of files of the standard library, and of bytes from each."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "model": {"vocab_size": 256, "d_model": 64, "n_layer": 2},
     "data": {
@@ -32,10 +32,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def prepare(path: Path) -> None:
-    """Write the file and its data beside it, unless the file is there. Raises TrainingError.
+    """Write the file and its data beside it, unless the file exists. Raises TrainingError.
 
-    Every rank of every node may do so at once: what they write is the same, and each file has its
-    name only when it is whole.
+    Every rank of every node may do so at once: they write the same, and each file gets its name
+    only when it is complete.
     """
     if path.exists():
         return

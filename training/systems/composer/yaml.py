@@ -1,9 +1,8 @@
-"""config.yaml read and written. Light: no torch here.
+"""Reads and writes config.yaml. No torch needed here.
 
 Sections and keys are those of training.systems.composer.config. text_paths and code_paths are
-lists of {path, weight, order}, of which order may be left out; eval_paths is one of {path,
-label}, where a label that is left out is the file's name up to its first dot. A key that does not
-exist is an error.
+lists of {path, weight, order}, where order is optional; eval_paths is one of {path, label}, where
+the label defaults to the file's name up to its first dot. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LISTS: dict[str, type] = {"text_paths": Part, "code_paths": Part, "eval_paths":
 def read(path: Path, changes: Sequence[str] = ()) -> ComposerConfig:
     """Read a file, and changes to it. Raises RequestError listing every fault with its place.
 
-    A change is section.key=value, where the value is as it would stand in the file.
+    A change is section.key=value, with the value as it would be in the file.
     """
     faults: list[str] = []
     found: dict[str, dict[str, Any]] = {}
@@ -44,7 +43,7 @@ def read(path: Path, changes: Sequence[str] = ()) -> ComposerConfig:
         else:
             found[section] = _section(section, given or {}, faults)
     if not any(fault.startswith(f"data.{name}:") for fault in faults for name in _LISTS):
-        # What would be said of data that could not be read would not be true.
+        # Checks of data that could not be read would report faults that are none.
         try:
             made = ComposerConfig(**{n: SECTIONS[n](**values) for n, values in found.items()})
         except RequestError as error:
@@ -73,7 +72,7 @@ def write(config: ComposerConfig, path: Path) -> None:
 
 
 def label_of(path: str) -> str:
-    """Name held-out files that are given no label."""
+    """Return the default label of held-out files."""
     return Path(path).name.partition(".")[0]
 
 
@@ -91,14 +90,14 @@ def _parsed(path: Path) -> Mapping[Any, Any]:
 
 
 def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any, Any]:
-    """Put changes in the place of what a file says. Raises RequestError for what is none."""
+    """Apply changes to what a file says. Raises RequestError for a malformed one."""
     found = {
         name: dict(given) if isinstance(given, Mapping) else given
         for name, given in content.items()
     }
     changed = {change.partition("=")[0] for change in changes}
     if "trainer.save_interval" in changed and isinstance(found.get("trainer"), dict):
-        found["trainer"].pop("cp_interval", None)  # which means the same; a change of it counts
+        found["trainer"].pop("cp_interval", None)  # a synonym; a change of it still counts
     for change in changes:
         place, equals, text = change.partition("=")
         section, dot, key = place.partition(".")
@@ -108,7 +107,7 @@ def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any,
             continue  # the section itself is wrong, which is reported
         known = named(SECTIONS[section]) if section in SECTIONS else {}
         value = yaml_file.value(text)
-        # What is a text is meant as it stands: a folder may be called 1e3. But null is empty.
+        # Texts are taken as they are written: a folder may be called 1e3. But null is empty.
         if key in known and known[key].is_text and not (value is None and known[key].default == ""):
             value = text
         found[section] = {**(found[section] or {}), key: value}
@@ -116,7 +115,7 @@ def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any,
 
 
 def _section(section: str, given: Mapping[Any, Any], faults: list[str]) -> dict[str, Any]:
-    """Read the keys of a section; a value that is wrong is left out, and reported."""
+    """Read the keys of a section; wrong values are reported and left out."""
     known = named(SECTIONS[section])
     found: dict[str, Any] = {}
     for name, value in given.items():

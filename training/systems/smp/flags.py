@@ -21,7 +21,7 @@ FIXED = "taken for the system's own command lines"
 
 @dataclass(frozen=True)
 class FixedFlag:
-    """A flag of which some values ask for what is done anyway; others are refused, and why."""
+    """A flag with some values that ask for what is done anyway; others are refused, with `why`."""
 
     name: str
     read: Callable[[str], Any]
@@ -153,7 +153,7 @@ SIZES = (
         Flag("num_experts_per_tok", integer, None, "mixtral: those that see a token (default: 2)"),
     ),
 )
-"""Without defaults, to tell what was given from what was not."""
+"""Without defaults, to distinguish what was given from what was not."""
 
 OWN = (
     *_in(
@@ -293,7 +293,7 @@ TAKEN = {
     *("init_weights", "init_hub", "final_model_dir", "tensorboard_tags"),
     *("backend", "smp_transform", "save_ckpt_path", "mirror_url"),
 }
-"""Settings of ours that flags of the system stand for."""
+"""Our settings that flags of the system determine."""
 
 _NAMES = names_of(
     KNOWN,
@@ -310,14 +310,14 @@ _NAMES = names_of(
     smp_transform="use_smp_implementation",
     **llama.NAMES,
 )
-"""What errors call by our names -> the flag that was meant, whatever else was given."""
+"""Our name in errors -> the flag that was meant, whatever else was given."""
 _MODEL = ("pretrained_model_name", "hf_pretrained_model_name_or_dir")
 _WEIGHTS = ("pretrained_checkpoint_file", "finetune_checkpoint_load_dir", *_MODEL)
-"""Flags that say where first values are; the first of those that are given counts."""
+"""Flags that say where initial values are; the first one that is given counts."""
 
 
 def names_for(arguments: Sequence[str]) -> dict[str, str]:
-    """Give what errors call by our names -> the flag of this command line that was meant."""
+    """Return our names in errors -> the flags of this command line that were meant."""
     given: dict[str, str] = {}
     for word, following in zip(arguments, (*arguments[1:], ""), strict=False):
         flag, is_whole, value = word.partition("=")

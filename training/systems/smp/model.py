@@ -1,6 +1,6 @@
-"""Which model the flags mean, and where training begins.
+"""Which model the flags mean, and what training starts from.
 
-The model is given by its size, its sizes, or a pretrained one's config. Training begins with random
+The model is given by its size, its sizes, or a pretrained one's config. Training starts from random
 weights, those of a pretrained model, or a file of weights.
 """
 
@@ -43,9 +43,9 @@ MODEL_SIZES: dict[str, dict[str, dict[str, int]]] = {
         "65b": {"hidden_width": 8192, "num_layers": 80, "num_heads": 64},
     },
 }
-"""Model type -> its sizes by name -> the flags that they stand for."""
+"""Model type -> name of a size -> the flags that it stands for."""
 SHARD_DEGREES = {"7b": 8, "13b": 64, "20b": 64, "65b": 128, "70b": 64}
-"""Ranks that share a copy of a model of such a size, where nothing else is asked for."""
+"""Default number of ranks that share a copy of a model of this size."""
 
 DEFAULT_SIZES = {
     "hidden_width": 768,
@@ -55,7 +55,7 @@ DEFAULT_SIZES = {
     "initializer_range": 0.02,
 }
 _WIDE = ("mistral", "mixtral")
-"""Model types whose MLPs are 14336 wide where nothing else is said."""
+"""Model types whose MLPs are 14336 wide by default."""
 
 _OURS = {
     **{flag: ours for ours, flag in llama.NAMES.items()},
@@ -63,7 +63,7 @@ _OURS = {
     **{"num_local_experts": "n_expert", "num_experts_per_tok": "top_k"},
     "embd_pdrop": "hidden_dropout",
 }
-"""Flags of sizes -> our names. (initializer_range says only how random values are drawn.)"""
+"""Flags of sizes -> our names. (initializer_range only says how random values are drawn.)"""
 _FAMILIES = {"llama_v2": "llama", "llama_v3": "llama"}
 
 FINETUNING_FLAGS = (
@@ -74,7 +74,7 @@ FINETUNING_FLAGS = (
 
 
 def size_faults(given: Mapping[str, Any]) -> list[str]:
-    """List what is wrong with model_size; model_type is one that is known."""
+    """List the faults of model_size, for a known model_type."""
     kind, size = given["model_type"] or "gpt_neox", given["model_size"]
     known = MODEL_SIZES.get(kind, {})
     if not size or size in known:
@@ -93,10 +93,10 @@ def sizes_of(given: Mapping[str, Any]) -> Sizes:
 
 
 def pretrained_sizes(name: str, folder: str, given: Mapping[str, Any]) -> Sizes:
-    """Read the sizes of a pretrained model: a folder here, or a name in the hub.
+    """Read the sizes of a pretrained model: a local folder, or a name on the hub.
 
-    Raises RequestError for a model that is not there or not of our families, and for flags that
-    ask for other sizes than it has.
+    Raises RequestError for a model that does not exist or is of none of our families, and for flags
+    that ask for sizes that it does not have.
     """
     from training.convert import hf
     from training.convert.config import read_json
@@ -113,7 +113,7 @@ def pretrained_sizes(name: str, folder: str, given: Mapping[str, Any]) -> Sizes:
 
 
 def _differing(found: Sizes, given: Mapping[str, Any]) -> list[str]:
-    """List the flags that ask for other sizes than a pretrained model has."""
+    """List the flags that ask for other sizes than a pretrained model's."""
     wrong = []
     kind = given["model_type"]
     if kind and _FAMILIES.get(kind, kind) != found.family:
@@ -132,7 +132,7 @@ def _differing(found: Sizes, given: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Start:
-    """The model, its name, and its first values (settings of ModelConfig)."""
+    """The model, its name, and its initial values (settings of ModelConfig)."""
 
     name: str
     sizes: Sizes
@@ -141,7 +141,7 @@ class Start:
 
 
 def start_faults(given: Mapping[str, Any]) -> list[str]:
-    """List what is wrong with the flags of finetuning, and files that are not there."""
+    """List the faults of the flags for finetuning, and the files that are missing."""
     own, other = given["pretrained_model_name"], given["hf_pretrained_model_name_or_dir"]
     folder, file = given["finetune_checkpoint_load_dir"], given["pretrained_checkpoint_file"]
     found = []
@@ -168,9 +168,9 @@ def start_faults(given: Mapping[str, Any]) -> list[str]:
 
 
 def start_of(given: Mapping[str, Any]) -> Start:
-    """Make what the flags mean, which `faults` has found nothing wrong with. Raises RequestError.
+    """Make what the flags mean, after `start_faults` has found no faults. Raises RequestError.
 
-    A pretrained model's config may be asked for in the hub here; its weights are not yet.
+    This may fetch a pretrained model's config from the hub, but not its weights.
     """
     name = given["pretrained_model_name"] or given["hf_pretrained_model_name_or_dir"]
     folder, file = given["finetune_checkpoint_load_dir"], given["pretrained_checkpoint_file"]

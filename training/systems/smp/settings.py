@@ -1,6 +1,7 @@
-"""Settings of ours that the flags of SMP v2 mean: its data, and how the model is spread.
+"""Our settings that the flags of SMP v2 mean: its data, and how the model is spread.
 
-Light: whether SMP v2's library, torch.sagemaker, is here is seen without loading torch.
+No torch needed here: whether SMP v2's library, torch.sagemaker, is installed is found out without
+loading torch.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ HYBRID = "hybrid_shard"
 
 
 def has_smp_library() -> bool:
-    """Tell whether torch has the library in it."""
+    """Return whether torch includes the library."""
     torch = find_spec("torch")
     places = torch.submodule_search_locations if torch else None
     return any((Path(place) / "sagemaker").is_dir() for place in places or ())
 
 
 def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str]) -> dict[str, Any]:
-    """Give the settings of ours that the flags mean.
+    """Return our settings that the flags mean.
 
-    To `notes` is added what the user should know, to `faults` what is wrong.
+    What the user should know is added to `notes`, and what is wrong to `faults`.
     """
     test = given["test_dir"]
     if given["use_synthetic_data"]:
@@ -82,14 +83,14 @@ def _zipped_faults(train: str, test: str, given: Mapping[str, Any]) -> list[str]
 
 
 def _source(folder: str, given: Mapping[str, Any]) -> str:
-    """Name the source that a folder is; what has a kind already is meant as it stands."""
+    """Return the source that a folder is; one that has a kind is meant as it is."""
     if _has_kind(folder) or given["dataset_type"] == "hf":
         return folder
     return LINES + _pattern(folder, given)
 
 
 def _pattern(folder: str, given: Mapping[str, Any]) -> str:
-    """Name the files of a folder or URL that are read; one that is a pattern stands as it is."""
+    """Return the pattern of the files to read in a folder or URL; a pattern stays as it is."""
     folder = folder.rstrip("/")
     return folder if _is_pattern(folder) else f"{folder}/{_ending(folder, given)}"
 
@@ -99,9 +100,9 @@ def _is_pattern(folder: str) -> bool:
 
 
 def _ending(folder: str, given: Mapping[str, Any]) -> str:
-    """Tell which files of a folder are read: as the flag says, else those that are there.
+    """Return which files of a folder to read: those that the flag names, else those that exist.
 
-    Of both kinds those that the system reads by default: they may be the same data twice.
+    If both kinds exist, only those that the system reads by default: they may be the same data.
     """
     zipped, path = given["zipped_data"], Path(folder)
     if zipped is None and not is_url(folder):
@@ -117,7 +118,7 @@ def _files(folder: str, given: Mapping[str, Any]) -> set[Path]:
         return {Path(folder)}
     if given["dataset_type"] == "hf":
         path = Path(folder)
-        has_parts = (path / "dataset_dict.json").is_file()  # training and validation are two
+        has_parts = (path / "dataset_dict.json").is_file()  # training and validation are separate
         return set() if has_parts else {path.resolve()}
     pattern = Path(_pattern(folder, given))
     return {path.resolve() for path in pattern.parent.glob(pattern.name)} | {pattern}
@@ -131,11 +132,11 @@ def _has_kind(folder: str) -> bool:
 def sharding_settings(
     given: Mapping[str, Any], notes: list[str], faults: list[str]
 ) -> dict[str, Any]:
-    """Give the settings of ours that the flags mean.
+    """Return our settings that the flags mean.
 
     With a shard_degree the sharding is hybrid, in groups of so many data-parallel ranks, each of
-    which is a tensor group. That of a model_size counts where the sharding is hybrid already. To
-    `notes` is added what the user should know, to `faults` what is wrong.
+    which is a tensor group. The default degree of a model_size applies only if the sharding is
+    hybrid already. What the user should know is added to `notes`, and what is wrong to `faults`.
     """
     strategy, degree = given["sharding_strategy"], given["shard_degree"]
     is_hybrid = SHARDING[strategy]["sharding_strategy"] == "hsdp"
