@@ -1,1 +1,1 @@
-"""What runs inside every image: pre-training of state-space and Llama models."""
+"""Pre-training of state-space and Llama models, which runs inside every image."""

@@ -1,8 +1,8 @@
-"""What programs share: command lines, output that a run outlives, helpers that end with it.
+"""What programs share: command lines, output whose failure ends no run, helpers that end with it.
 
 A log line is worth less than a day of training, so nothing that is printed, here or by a library,
-ends the run: the first line that is lost is reported on the other of the two, and once there is
-room again a line says how many are missing. Light: no torch here.
+ends the run: the first line that is lost is reported on the other one of standard output and error,
+and once there is room again a line says how many are missing. No torch needed here.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any, NoReturn
 from training.errors import INTERRUPTED, RequestError, TrainingError
 
 WIDEST = 100
-"""Columns of help, where a terminal has more."""
+"""Maximum columns of help, if a terminal has more."""
 
 
 def with_home(text: str) -> str:
-    """Put the home folder for the ~ that a path begins with, be it after a kind, as in packed:~/x.
+    """Replace the ~ at the start of a path with the home folder, also after a kind (packed:~/x).
 
-    A shell does so at the start of a word alone: it leaves --name=~/x as it is. Raises ValueError
-    with what the path must be, where there is no such home folder, or where a variable such as
-    $HOME is in it, which a shell would have replaced.
+    A shell does so only at the start of a word: it leaves --name=~/x as it is. Raises ValueError,
+    saying what the path must be, if there is no such home folder, or if it contains a variable such
+    as $HOME, which a shell would have replaced.
     """
     if kind := re.match(r"([\w/-]+:)?(?=~)", text):
         try:
@@ -44,7 +44,7 @@ def with_home(text: str) -> str:
 
 
 def _refuse_variables(text: str) -> None:
-    """Raise ValueError for $NAME or ${NAME} in a path, unless a file or folder is called so."""
+    """Raise ValueError for $NAME or ${NAME} in a path, unless a file or folder has that name."""
     path = re.sub(r"^[\w/-]+:(?!//)", "", text)
     if "://" in path:
         return
@@ -58,7 +58,7 @@ def _refuse_variables(text: str) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Write a time as 12 s, 3 min 5 s, 2 h 4 min or 3 d 4 h."""
+    """Format a time as 12 s, 3 min 5 s, 2 h 4 min or 3 d 4 h."""
     total = round(seconds)
     if total < 60:
         return f"{total} s"
@@ -70,9 +70,9 @@ def duration(seconds: float) -> str:
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Help as it is read best: a flag's type once, paragraphs as wide as the terminal.
+    """Help that reads well: a flag's type once, paragraphs as wide as the terminal.
 
-    Lines of a description that are indented stay as they are.
+    Indented lines of a description stay as they are.
     """
 
     def __init__(self, prog: str) -> None:
@@ -87,7 +87,7 @@ class HelpFormatter(argparse.HelpFormatter):
         )
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        # Names of models and files are not broken.
+        # Do not break the names of models and files.
         return textwrap.wrap(
             " ".join(text.split()), width, break_long_words=False, break_on_hyphens=False
         )
@@ -103,7 +103,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose faults are RequestErrors; long flags must be whole."""
+    """A parser that raises faults as RequestError; long flags cannot be abbreviated."""
 
     def __init__(self, program: str, about: str, **others: Any) -> None:
         super().__init__(
@@ -131,10 +131,10 @@ def run_command(
     arguments: Sequence[str],
     interrupted: str = "interrupted",
 ) -> int:
-    """Do the work that the arguments ask for; the exit code. What went wrong is reported once.
+    """Do the work that the arguments ask for; return the exit code. Errors are reported once.
 
-    That includes standard output: unlike a run's, a command's lines are what was asked for.
-    interrupted: what Ctrl-C is answered with.
+    They include those of standard output: unlike a run's, a command's lines are what was asked for.
+    interrupted: the message after Ctrl-C.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
         sys.stdout = _text(Whole(sys.stdout.fileno(), "standard output", -1), sys.stdout)
@@ -158,7 +158,7 @@ class Lasting(io.RawIOBase):
 
     def __init__(self, file: int, name: str, other: int) -> None:
         self._file, self._name, self._other = file, name, other
-        self._why = ""  # the last line could not be written
+        self._why = ""  # why the last line could not be written
         self._missing = 0  # lines since then
         self._torn = False  # the last one was cut off in the middle
         self._warned = False
@@ -173,7 +173,7 @@ class Lasting(io.RawIOBase):
         return os.isatty(self._file)
 
     def write(self, data: Any) -> int:
-        """Write all of it or drop what is left; its size in bytes."""
+        """Write all of it or drop the rest; return its size in bytes."""
         text = bytes(data)
         try:
             if self._why:
@@ -196,7 +196,7 @@ class Lasting(io.RawIOBase):
             self._torn = bool(left)
 
     def _warn(self) -> None:
-        """Tell the first fault, by the other file itself: its own layers may be what failed."""
+        """Report the first fault on the other file directly: its own layers may be what failed."""
         if self._warned:
             return
         self._warned = True
@@ -206,7 +206,7 @@ class Lasting(io.RawIOBase):
 
 
 class OutputError(TrainingError):
-    """Standard output cannot be written; `unread`: its reader, as `| head`, has seen enough."""
+    """Standard output cannot be written; `unread`: its reader, like `| head`, has seen enough."""
 
     def __init__(self, why: str, unread: bool = False) -> None:
         super().__init__(f"standard output {why}")
@@ -216,11 +216,11 @@ class OutputError(TrainingError):
 class Whole(Lasting):
     """Writes to a file of which nothing may be lost.
 
-    The first write that fails raises OutputError; what follows, as when Python ends, is dropped.
+    The first write that fails raises OutputError; later ones, as when Python ends, are dropped.
     """
 
     def write(self, data: Any) -> int:
-        """Write all of it; its size in bytes. Raises OutputError."""
+        """Write all of it; return its size in bytes. Raises OutputError."""
         text = bytes(data)
         try:
             if not self._why:
@@ -233,9 +233,9 @@ class Whole(Lasting):
 
 
 def outlive() -> None:
-    """Let this process's standard output and error be such files, unless something replaced them.
+    """Make this process's standard output and error Lasting, unless something replaced them.
 
-    As a test does, or a notebook.
+    A test does that, or a notebook.
     """
     now: list[Any] = [sys.stdout, sys.stderr]
     if None in now or now != [sys.__stdout__, sys.__stderr__]:
@@ -246,11 +246,11 @@ def outlive() -> None:
 
 
 def _text(raw: Lasting, like: Any) -> io.TextIOWrapper:
-    """Make a stream of text of it that is encoded and flushed as another one.
+    """Wrap it as a stream of text that is encoded and flushed like another one.
 
-    A character that the encoding lacks is escaped: a name of a folder is to end no run.
+    Characters that the encoding lacks are escaped: the name of a folder must not end a run.
     """
-    below: Any = raw if like.write_through else io.BufferedWriter(raw)  # as python -u has it
+    below: Any = raw if like.write_through else io.BufferedWriter(raw)  # as with python -u
     return io.TextIOWrapper(
         below,
         encoding=like.encoding,
@@ -261,7 +261,7 @@ def _text(raw: Lasting, like: Any) -> io.TextIOWrapper:
 
 
 def leave_with_parent() -> None:
-    """Let this process end as soon as the one that started it is gone, be it by kill -9."""
+    """End this process as soon as the one that started it is gone, even after kill -9."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

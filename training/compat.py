@@ -1,4 +1,4 @@
-"""All that differs between the versions of torch that the images carry (2.2 to 2.13)."""
+"""All differences between the versions of torch in the images (2.2 to 2.13)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ except ImportError:  # torch < 2.5
 
 @functools.lru_cache
 def fsdp2() -> Any:
-    """Find the module that has `fully_shard` and `MixedPrecisionPolicy`; None where torch has none.
+    """Return the module with `fully_shard` and `MixedPrecisionPolicy`, or None if torch has none.
 
-    It is public since torch 2.6. From 2.4 on it is in a private place, and works with CUDA's
-    streams alone; before, there is FSDP1 only.
+    It is public since torch 2.6. Torch 2.4 and 2.5 have it in a private place, and it works only
+    with CUDA's streams there; earlier ones have only FSDP1.
     """
     private = ["torch.distributed._composable.fsdp"] if torch.cuda.is_available() else []
     for name in ("torch.distributed.fsdp", *private):
@@ -39,14 +39,14 @@ def fsdp2() -> Any:
             module = importlib.import_module(name)
         except ImportError:
             continue
-        # torch 2.2 has another `fully_shard`, without a policy of this name.
+        # torch 2.2 has another `fully_shard`, and no policy of this name.
         if hasattr(module, "fully_shard") and hasattr(module, "MixedPrecisionPolicy"):
             return module
     return None
 
 
 def host_copier(device: torch.device) -> Callable[[Any], Any] | None:
-    """Make what copies a state into the host's memory, which it keeps from one copy to the next.
+    """Return a function that copies a state into host memory, which it keeps for the next copy.
 
     From a GPU it copies into pinned memory, all at once. None before torch 2.9. (The public
     DefaultStager does the same in 2.13; that of 2.11 can be used only once.)
@@ -68,31 +68,31 @@ def host_copier(device: torch.device) -> Callable[[Any], Any] | None:
 
 
 def saves_boxes() -> bool:
-    """Tell whether checkpoints ask a tensor for its boxes, as they do since torch 2.5."""
+    """Return whether checkpoints ask a tensor for its boxes, as they do since torch 2.5."""
     return importlib.util.find_spec("torch.distributed._checkpointable") is not None
 
 
 def selective_contexts() -> Any:
-    """Find what makes the contexts of selective recomputation; None in torch before 2.4."""
+    """Return the function for the contexts of selective recomputation; None before torch 2.4."""
     return getattr(torch.utils.checkpoint, "create_selective_checkpoint_contexts", None)
 
 
 def fuses_adamw(device_type: str) -> bool:
-    """Tell whether AdamW has one kernel for parameters there: on a CPU since torch 2.4."""
+    """Return whether AdamW has a fused kernel for this device: on a CPU since torch 2.4."""
     return device_type == "cuda" or torch.__version__ >= "2.4"
 
 
 if torch.__version__ < "2.3":
-    # To collect FSDP1's optimizer state, torch 2.2 writes times and a table of the GPU's memory to
-    # the log at every save, and waits for the GPU, for debugging. Without a GPU both are errors.
+    # For debugging, torch 2.2 logs times and a table of the GPU's memory at every save, when it
+    # collects FSDP1's optimizer state, and waits for the GPU. Without a GPU both are errors.
     for place in ("_optim_utils", "_debug_utils"):
         logging.getLogger(f"torch.distributed.fsdp.{place}").setLevel(logging.ERROR)
     if not torch.cuda.is_available():
         torch.cuda.memory_summary = lambda *args, **kwargs: ""
         torch.cuda.synchronize = lambda *args, **kwargs: None
 
-    # To collect FSDP1's parameters it asks each for its part on this rank, also one that has fewer
-    # rows than there are ranks, of which this one may have none.
+    # To collect FSDP1's parameters it asks each for its part on this rank. Of parameters with fewer
+    # rows than there are ranks, this rank may have none.
     from torch.distributed._shard.sharded_tensor import custom_sharded_op_impl
 
     @custom_sharded_op_impl(torch.Tensor.is_meta.__get__)  # type: ignore[attr-defined]
@@ -113,10 +113,10 @@ def all_gather(all_: torch.Tensor, own: torch.Tensor, group: Any) -> None:
 
 
 def set_timeout(group: Any, timeout: timedelta) -> None:
-    """Set how long calls of a process group that is already made may take.
+    """Set the timeout of calls of an existing process group.
 
-    Torch 2.2 has no function for it, and later ones leave out groups that are wrapped, as all are
-    under TORCH_DISTRIBUTED_DEBUG=DETAIL.
+    Torch 2.2 has no function for it, and later ones skip wrapped groups, which all are under
+    TORCH_DISTRIBUTED_DEBUG=DETAIL.
     """
     for device in group._device_types:
         backend = group._get_backend(device)
@@ -124,5 +124,5 @@ def set_timeout(group: Any, timeout: timedelta) -> None:
 
 
 def full_value(tensor: torch.Tensor) -> torch.Tensor:
-    """Give the whole of a tensor that may be sharded (a collective call if it is)."""
+    """Return the whole of a tensor that may be sharded (a collective call if it is)."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

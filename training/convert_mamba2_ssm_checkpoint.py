@@ -26,16 +26,16 @@ TYPES = {
     "mamba_ssm": {"bos_token_id": 0, "pad_token_id": 0, "eos_token_id": 0},
     "codestral": {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
 }
-"""Model type -> the ids that config.json says of its tokenizer."""
+"""Model type -> the token ids that config.json gives for its tokenizer."""
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 HUB = {
     "mamba_ssm": "state-spaces/mamba-130m-hf",
     "codestral": "mistralai/Mamba-Codestral-7B-v0.1",
 }
-"""Model type -> where its tokenizer is had."""
+"""Model type -> where its tokenizer is available."""
 MODEL = "tokenizer.model"
-"""A SentencePiece tokenizer, whose file Mistral calls by a version too: tokenizer.model.v3."""
+"""A SentencePiece tokenizer, whose file Mistral also names by version: tokenizer.model.v3."""
 
 
 def convert(arguments: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ def convert(arguments: Sequence[str]) -> None:
     if os.environ.get("RANK", "0") != "0":
         return  # one process is enough, and all would write the same folder
 
-    # Torch is not needed to refuse a bad request, nor to help.
+    # Torch is not needed to refuse a bad request, nor to show help.
     import torch
 
     from training.convert.target import write_model
@@ -78,7 +78,7 @@ def convert(arguments: Sequence[str]) -> None:
 
 
 def _open(model_type: str, folder: Path) -> Source:
-    """Open a folder of a model type. Raises RequestError if it is of another, or broken."""
+    """Open a folder of a model type. Raises RequestError if it is of another type, or broken."""
     from training.convert import state_spaces
     from training.convert.config import read_json, read_table
     from training.convert.folders import CONFIG
@@ -92,8 +92,8 @@ def _open(model_type: str, folder: Path) -> Source:
     layers = read_table(settings, "ssm_cfg", where)
     if layers.get("layer", "Mamba2") != "Mamba2":
         raise RequestError(f"{where}: ssm_cfg.layer {layers['layer']!r}: must be Mamba2 here")
-    # This program's own reading: all that it is given is Mamba-2, and groups may be a setting
-    # of the model.
+    # This program's own reading: all its inputs are Mamba-2, and the number of groups may be a
+    # setting of the model.
     groups = {"ngroups": settings["ngroups"]} if "ngroups" in settings else {}
     settings["ssm_cfg"] = {**groups, **layers, "layer": "Mamba2"}
     sizes = state_spaces.read(settings, where)
@@ -101,7 +101,7 @@ def _open(model_type: str, folder: Path) -> Source:
 
 
 def _tokenizer(place: Path) -> dict[str, Path]:
-    """Find a tokenizer's files, by the names that they get; none if there is no tokenizer."""
+    """Find a tokenizer's files, by the names to write; empty if there is no tokenizer."""
     from training.convert.target import tokenizer_files
 
     if place.is_file():
@@ -114,7 +114,7 @@ def _tokenizer(place: Path) -> dict[str, Path]:
 
 
 def _differs(sizes: Sizes) -> bool:
-    """Tell whether transformers computes another model with the same weights."""
+    """Return whether transformers computes a different model from the same weights."""
     return isinstance(sizes, Mamba2Config) and sizes.n_groups > 1 and not sizes.norm_across_groups
 
 

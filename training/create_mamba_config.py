@@ -28,7 +28,7 @@ _COUNTED = "n_total_tokens"
 
 
 def _flags() -> dict[str, tuple[str, Flag]]:
-    """Give for each flag the section of its key, and the flag."""
+    """Return, for each flag's name, the section of its key, and the flag."""
     sections = {name: list(settings(kind)) for name, kind in yaml.SECTIONS.items()}
     times = Counter(one.name for those in sections.values() for one in those)
     found = {}
@@ -43,12 +43,12 @@ def _flags() -> dict[str, tuple[str, Flag]]:
 
 
 def _paths(text: str) -> str:
-    """Read paths with commas between."""
+    """Read comma-separated paths."""
     return ",".join(setting.path(one) for one in text.split(","))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command line asks for; the exit code. Raises RequestError and TrainingError."""
+    """Do what the command line asks for; return the exit code. Raises TrainingError."""
     flags = _flags()
     own = [
         Flag("output", setting.path, "config.yaml", "file to write"),
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _data(given: dict[str, str]) -> dict[str, Any]:
-    """Count the tokens of what is trained on, and weigh it. Raises RequestError listing faults."""
+    """Count the tokens of the training data, and weight it. Raises RequestError listing faults."""
     from training.data.packed import count_tokens, find_packed, require_held_out
 
     paths = {name: [one for one in text.split(",") if one] for name, text in given.items()}

@@ -23,7 +23,7 @@ LOST = re.compile(
     r"(?:\w+ error \S+ )?Connection (?:closed|reset) by (?:remote )?peer(?: \[\S+)?"
     r"|.*ncclRemoteError.*|Broken pipe"
 )
-"""What gloo, NCCL and the store say on a rank whose counterpart has ended."""
+"""What gloo, NCCL and the store report on a rank whose peer has ended."""
 
 
 def enter(
@@ -31,7 +31,7 @@ def enter(
     arguments: Sequence[str],
     names: Mapping[str, str] = NOTHING,
 ) -> int:
-    """Run training as the arguments ask for; the exit code. What went wrong is reported once.
+    """Run training as the arguments ask; return the exit code. Errors are reported once.
 
     names: settings that the entry point has under other names, which errors should use.
     """
@@ -47,7 +47,7 @@ def enter(
 
 
 def exit_code(work: Callable[[], int], names: Mapping[str, str] = NOTHING) -> int:
-    """Do the work of an entry point; its exit code, or that of its error, which is reported once.
+    """Do an entry point's work; return its exit code, or that of its error, after reporting it.
 
     Nothing that is printed from here on fails (training.cli).
     """
@@ -85,7 +85,7 @@ def _note_failure(error: Exception) -> None:
         note = {
             "message": said.strip().splitlines()[0],
             "timestamp": int(time.time()),
-            "exit_code": code,  # torchrun may end this rank before it has
+            "exit_code": code,  # torchrun may end this rank before it exits
             "of_all_ranks": isinstance(error, TrainingError) and not error.local,
         }
         with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ def _note_failure(error: Exception) -> None:
 
 
 def renamed(message: str, names: Mapping[str, str]) -> str:
-    """Let the faults of a message begin with the names that an entry point has for the settings."""
+    """Begin each fault of a message with the name that an entry point has for the setting."""
     return re.sub(
         r"^((?:  - )?)(\w+):",
         lambda m: f"{m[1]}{names.get(m[2], m[2])}:",
@@ -103,7 +103,7 @@ def renamed(message: str, names: Mapping[str, str]) -> str:
 
 
 def _show_log() -> None:
-    """Let what is noted on the way, as which kernels run, stand among the other lines."""
+    """Print what is logged on the way, such as which kernels run, among the other lines."""
     log = logging.getLogger("training")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -115,8 +115,8 @@ def _show_log() -> None:
 def leave(code: int) -> NoReturn:
     """End the process without tearing the interpreter down.
 
-    A gloo thread that still holds a tensor aborts the process (exit code -6) if it lets go of it
-    while the interpreter is going away; seen about once in ten runs with torch 2.13.
+    A gloo thread that still holds a tensor aborts the process (exit code -6) if it frees it during
+    the interpreter's shutdown; seen in about one of ten runs with torch 2.13.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What ends a run, reported in a line or few: the request was wrong (2), or the work failed (1)."""
+"""Errors that end a run, reported in a line or few: a wrong request (2), or failed work (1)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SAVED = 85
-"""Exit code of a run that was asked to stop (SIGTERM) and saved: start it again to go on."""
+"""Exit code of a run that was asked to stop (SIGTERM) and saved: start it again to continue."""
 HUNG = 86
 """Exit code of a run that made no progress and was ended by its watch (training.observers)."""
 
 BAD_NODE = 87
-"""Exit code of a start whose preflight found a fault: start it again, without the bad nodes."""
+"""Exit code of a start whose preflight found a fault: start it again without the bad nodes."""
 INTERRUPTED = 130
-"""Exit code of what was ended by Ctrl-C at once: 128 + SIGINT."""
+"""Exit code of a process that Ctrl-C ended at once: 128 + SIGINT."""
 
 
 class TrainingError(Exception):
-    """The work was possible and was tried, and it failed. The message is for the user.
+    """The work was possible and was tried, but failed. The message is for the user.
 
-    Rank 0 reports it, because every rank raises the same; a `local` one is seen and reported by
-    the rank that raises it.
+    Rank 0 reports it, because every rank raises the same; a `local` one occurs on one rank, which
+    reports it.
     """
 
     exit_code = 1
@@ -33,14 +33,14 @@ class TrainingError(Exception):
 
 
 class RequestError(TrainingError):
-    """What was asked for is wrong: a flag, a name, a size, a folder, the data."""
+    """The request is wrong: a flag, a name, a size, a folder, the data."""
 
     exit_code = 2
     _faults: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, faults: list[str]) -> RequestError:
-        """Make one error that lists all the faults, a line each."""
+        """Make one error that lists all the faults, one per line."""
         if len(faults) == 1:
             return cls(faults[0])
         error = cls("\n".join([f"{len(faults)} faults", *(f"  - {fault}" for fault in faults)]))
@@ -49,19 +49,19 @@ class RequestError(TrainingError):
 
     @property
     def faults(self) -> list[str]:
-        """Each fault on its own, to be listed among others."""
+        """The faults one by one, to be listed among others."""
         return list(self._faults) or [str(self)]
 
 
 class BadNode(TrainingError):  # noqa: N818 - what is bad is the node
-    """A node cannot do its part of the job, by the checks before training."""
+    """A node cannot do its part of the job, according to the checks before training."""
 
     exit_code = BAD_NODE
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Tell a full or broken disk by the file that could not be written."""
+    """Report a full or broken disk by the file that could not be written."""
     try:
         yield
     except OSError as error:
@@ -70,9 +70,9 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path, asked: str = "") -> Iterator[None]:
-    """Tell a path that cannot be looked at, as in a closed folder, after the flag that gave it.
+    """Report a path that cannot be accessed, as in a closed folder, after the flag that gave it.
 
-    Path.exists() and its like raise then: they are False only for what is certainly not there.
+    Path.exists() and the like raise then: they return False only for what is certainly missing.
     """
     try:
         yield

@@ -34,7 +34,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "save_path": Path("/fsx/data/wikicorpus_512"),
     },
 }
-"""What the set of each launcher is made of, and where it lies."""
+"""What each launcher's data set is made of, and where it is."""
 
 
 def _launcher(text: str) -> str:

@@ -1,9 +1,9 @@
-"""How torch is loaded: without looking for garbage among what is loaded, and to be interrupted.
+"""Loads torch without searching it for garbage, and so that Ctrl-C can interrupt it.
 
-Python looks for cycles of objects that nothing refers to each time that enough objects were made.
-While torch is loaded that finds nothing and takes an eighth of a rank's start; later each whole
-search takes 0.15 s, in the middle of some step for which all other ranks wait; and so does the one
-at the end of the process.
+Python searches for unreachable cycles of objects each time that enough objects were made. While
+torch is loaded that finds nothing and takes an eighth of a rank's start; later each full search
+takes 0.15 s, in the middle of some step for which all other ranks wait, and so does the one at the
+end of the process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from types import FrameType
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Load torch and what uses it within this; whatever there is then is never looked at again.
+    """Context to load torch and its users in; what exists at its end is never searched again.
 
-    Does nothing where torch was loaded before: the process may have made garbage of its own.
-    Raises KeyboardInterrupt at its end for one that was caught within it.
+    Does nothing if torch was loaded before: the process may have made garbage of its own. Raises
+    KeyboardInterrupt at its end for one that was caught inside.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
@@ -38,7 +38,7 @@ def loading() -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let no Ctrl-C be lost: modules that try an import catch it, or make another error of it."""
+    """Lose no Ctrl-C: modules that try an import catch it, or turn it into another error."""
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_usual or threading.current_thread() is not threading.main_thread():
         yield

@@ -43,7 +43,7 @@ from training.job.types import GIVEN
 
 
 def main(arguments: Sequence[str], root: Path = HERE) -> int:
-    """Run this node's part; the exit code. root: where the node's hardware is looked for."""
+    """Run this node's part; return the exit code. root: where to look for the node's hardware."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
         prog="python3 -m training.launch",
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
             _tell(f"WARNING: node {job.node_rank}: {warning}")
         return 0 if asked.print_env else _recorded(plan)
     except TrainingError as error:
-        # What is wrong with a request is mostly the same on all nodes: one of them says it.
+        # A wrong request is usually wrong on all nodes: one of them reports it.
         local = error.local or error.exit_code != RequestError.exit_code
         if job is None or job.node_rank == 0 or local:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
 
 
 def _tell_start(job: Job) -> None:
-    """Tell the launcher that this container has started, and the log how long that took."""
+    """Tell the launcher that this container has started, and log how long that took."""
     folder = start_folder.find(job, os.environ)
     if folder is not None:
         start_folder.sign(folder, job)
@@ -107,7 +107,7 @@ def _tell_start(job: Job) -> None:
 
 
 def _recorded(plan: Plan) -> int:
-    """Run, and note the start and the end in the run's folder; the exit code."""
+    """Run, and record the start and the end in the run's folder; return the exit code."""
     job_log.begin(plan, os.environ)
     folder = start_folder.find(plan.job, os.environ)
     code = TrainingError.exit_code
@@ -129,7 +129,7 @@ def _recorded(plan: Plan) -> int:
 def _check_flags(plan: Plan) -> Any:
     """Let the entry point read its flags before torch is loaded and nodes are waited for.
 
-    Its configuration. Raises RequestError.
+    Returns its configuration. Raises RequestError.
     """
     try:
         module = importlib.import_module(plan.module)
@@ -145,7 +145,7 @@ def _check_flags(plan: Plan) -> Any:
 
 
 def _check_shrink(plan: Plan, config: Any) -> None:
-    """Refuse fewer nodes where the ranks cannot follow; warn where the first loss is too many."""
+    """Refuse SHRINK if the ranks do not support it; warn if not even one node can be lost."""
     if not isinstance(config, Config) or config.parallel.backend != "fsdp":
         raise RequestError(
             f"SHRINK: {plan.module} cannot go on with fewer nodes, as what trains by FSDP can "
@@ -157,7 +157,7 @@ def _check_shrink(plan: Plan, config: Any) -> None:
 
 
 def _run(plan: Plan) -> int:
-    """Check, then run the processes; their exit code. Raises TrainingError."""
+    """Check, then run the processes; return their exit code. Raises TrainingError."""
     config = _check_flags(plan)
     ulimits.raise_limits(plan.limits)
     if plan.job.node_rank == 0 and plan.job.port:
@@ -176,7 +176,7 @@ def _run(plan: Plan) -> int:
 
 
 def _control(plan: Plan, config: Any) -> RestartControl:
-    """What decides which failures are answered by a restart in place."""
+    """Make the control that decides which failures lead to a restart in place."""
     run = getattr(config, "run", None)
     keeps_copies = getattr(run, "checkpoint_in_memory", False) is not False
     requeues = os.environ.get("REQUEUES", "")
@@ -202,7 +202,7 @@ def _control(plan: Plan, config: Any) -> RestartControl:
 
 
 def _start(plan: Plan, shared: Path | None, config: Any) -> int:
-    """Run the processes; the folder of compiled kernels that is this job's own goes with it."""
+    """Run the processes, with a folder of compiled kernels that is this job's own, if planned."""
     own = [o.value for o in plan.variables if o.name == "TRITON_CACHE_DIR" and o.why != GIVEN]
     control = _control(plan, config)
     try:
@@ -222,7 +222,7 @@ def _start(plan: Plan, shared: Path | None, config: Any) -> int:
 
 
 def take_signals_back() -> None:
-    """Have the signals act that what started the container ignored for its own processes."""
+    """Restore the signals that the container was started with as ignored."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -33,7 +33,7 @@ from training.systems.llama import COMMON_FLAGS, SCHEDULE_STYLES
 
 SHARDING = {"full": "fsdp", "hybrid": "hsdp", "none": "ddp"}
 MOVED = {"c4": "allenai/c4"}
-"""Sets that have another name in the hub now."""
+"""Sets that have another name on the hub now."""
 
 
 KNOWN = (
@@ -51,7 +51,7 @@ NAMES = names_of(
     precision="bf16",
     **llama.NAMES,
 )
-"""What errors call by our names -> the flag that was meant."""
+"""Our name in errors -> the flag that was meant."""
 
 COMMON = (
     *("model_type", "dataset", "tokenizer", "checkpoint_dir", "max_context_width"),
@@ -81,7 +81,7 @@ OWN = (
     ),
 )
 TAKEN = {"precision", "schedule", "sharding_strategy", "dataset_path"}
-"""Settings of ours that the system's own flags stand for."""
+"""Our settings that the system's own flags determine."""
 
 
 FLAGS = with_ours((*llama.FLAGS, *OWN), KNOWN, TAKEN)
@@ -108,7 +108,7 @@ def configure(arguments: Sequence[str]) -> Config:
 
 
 def _source(dataset: str) -> str:
-    """A name is streamed; what has a kind, or is a path or tokenized, is meant as it stands."""
+    """Return the source to stream for a name; a kind, a path or a tokenized set stays as it is."""
     is_path = dataset.startswith(("/", "./", "../", "~"))
     if ":" in dataset or is_path or is_tokenized(Path(dataset)):
         return dataset
@@ -116,13 +116,13 @@ def _source(dataset: str) -> str:
 
 
 def _has_split(settings: Mapping[str, Any]) -> bool:
-    """Tell whether what is trained on has another part to evaluate on. Raises RequestError."""
+    """Return whether the training data has another part to evaluate on. Raises RequestError."""
     source = settings["dataset_path"]
     name = source.removeprefix(STREAM)
     if name == source:
         return (Path(source) / "dataset_dict.json").is_file()
     if not is_local(name):
-        return True  # sets of the hub have splits, or it says that they have none
+        return True  # sets on the hub have splits, or the hub says that they have none
     try:
         return bool(find(name, settings["dataset_config"]).files(settings["eval_split"]))
     except NoSplit as error:
@@ -134,7 +134,7 @@ def _has_split(settings: Mapping[str, Any]) -> bool:
 
 
 def _forget_defaults(settings: dict[str, Any]) -> None:
-    """Leave out what the system has a value for whether or not anything uses it."""
+    """Drop settings at the system's defaults that nothing uses in this run."""
     sources = settings["dataset_path"], settings["eval_dataset_path"]
     defaults = {one.setting: one.default for one in KNOWN}
     used = {

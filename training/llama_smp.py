@@ -59,7 +59,7 @@ def configure(arguments: Sequence[str]) -> Config:
 
 
 def _backend(given: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Choose what spreads the run, and say so."""
+    """Choose the backend, and note the choice."""
     there = has_smp_library()
     backend = given["backend"] or ("smp" if there else "fsdp")
     own_layers, ranks = given["use_smp_implementation"], given["tensor_parallel_degree"]
@@ -72,7 +72,7 @@ def _backend(given: dict[str, Any], notes: list[str]) -> dict[str, Any]:
 
 
 def _others(given: dict[str, Any], settings: dict[str, Any], faults: list[str]) -> dict[str, Any]:
-    """Give the settings that a flag or two of the system stand for."""
+    """Return the settings that one or two flags of the system stand for."""
     url, scratch = given["checkpoint_dir"], given["checkpoint_scratch"]
     save = url
     if is_url(url):

@@ -36,7 +36,7 @@ from training.systems import mamba2
 DEVICES = {"xla": "xla", "nccl": "cuda", "gloo": "cpu"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 SIZES = ("d_model", "n_layer", "head_dim", "d_state", "n_groups")
-"""Sizes that a flag of ours may set; 0 for those of the model."""
+"""Sizes that our own flags may set; 0 for the model's."""
 
 KNOWN = (
     FlagAlias("seed", "seed", 100),
@@ -105,7 +105,7 @@ TAKEN = {
     *("seq_length", "save_ckpt_path", "load_ckpt_path", "checkpoint_interval", "keep_checkpoints"),
     *("activation_loading_horizon", "compile_only"),
 }
-"""Settings of ours that flags of the system stand for, or that this backend ignores."""
+"""Our settings that flags of the system determine, or that this backend ignores."""
 
 FLAGS = with_ours(OWN, KNOWN, TAKEN)
 NAMES = names_of(
@@ -119,7 +119,7 @@ NAMES = names_of(
 )
 
 INSTEAD = {"use_mix_precision": "write --dtype bfloat16, whose master weights are float32"}
-"""A flag that the system's script may add and its program has not -> what to do instead."""
+"""A flag that the system's script may add but its program lacks -> what to do instead."""
 
 log = logging.getLogger("training.mamba2_neuron")
 
@@ -142,7 +142,7 @@ def configure(arguments: Sequence[str]) -> Config:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Set what Neuron reads of the environment, before torch does, and train; the exit code."""
+    """Set Neuron's environment before torch reads it, and train; return the exit code."""
 
     def configured(arguments: Sequence[str]) -> Config:
         config = configure(arguments)
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _refused(given: dict[str, Any]) -> list[str]:
-    """List what is missing, and what this program has not."""
+    """List the flags that are missing, and those that this program does not support."""
     found = [f"--{name}: must be given" for name in ("data_dir", "max_steps") if not given[name]]
     if given["sequence_parallel_enabled"]:
         found.append("--sequence_parallel_enabled: there is none; leave it out")
@@ -181,7 +181,7 @@ def _refused(given: dict[str, Any]) -> list[str]:
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Give our settings that flags of the system stand for."""
+    """Return our settings that flags of the system stand for."""
     load = Path(given["checkpoint_load_dir"] or "./") / (given["checkpoint_load_tag"] or "exp")
     return {
         "backend": "neuron",
@@ -199,7 +199,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(given: dict[str, Any]) -> Mamba2Config:
-    """Make the sizes of the model, with what the flags change. Raises RequestError."""
+    """Make the model's sizes, as changed by the flags. Raises RequestError."""
     changes = {name: given[name] for name in SIZES if given[name]}
     if given["groups_as_tp"]:
         changes["n_groups"] = given["tp"]
@@ -217,7 +217,7 @@ def _sizes(given: dict[str, Any]) -> Mamba2Config:
 
 
 def _length(given: dict[str, Any]) -> int:
-    """Find the tokens of a sequence, a multiple of the chunk. Raises RequestError."""
+    """Return the tokens of a sequence, a multiple of the chunk. Raises RequestError."""
     length: int = given["seq_len"]
     if not length:
         if not Path(given["data_dir"]).is_dir():

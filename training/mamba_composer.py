@@ -29,9 +29,9 @@ NAMES = {"save_ckpt_path": "trainer.save_folder"}
 
 
 def tell(arguments: Sequence[str]) -> int:
-    """Do what `main` does, and let every rank tell its error.
+    """Run `main`, and let every rank report its error.
 
-    Composer's launcher ends all ranks once one has failed, so rank 0 may never come to it.
+    Composer's launcher ends all ranks once one has failed, so rank 0 may never get to it.
     """
     try:
         return main(arguments)
@@ -54,16 +54,16 @@ def configure(arguments: Sequence[str]) -> ComposerConfig:
     )
     asked = parser.parse_intermixed_args(list(arguments))
     if asked.trial:
-        from training.systems.composer import trial  # which takes torch
+        from training.systems.composer import trial  # which needs torch
 
         trial.prepare(asked.file)
     return yaml.read(asked.file, asked.changes)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command line asks for; the exit code. Raises RequestError and TrainingError."""
+    """Do what the command line asks for; return the exit code. Raises TrainingError."""
     config = configure(arguments)
-    if "GROUP_RANK" in os.environ:  # torchrun's name for what Composer asks by its own
+    if "GROUP_RANK" in os.environ:  # torchrun's name for Composer's NODE_RANK
         os.environ.setdefault("NODE_RANK", os.environ["GROUP_RANK"])
     try:
         import composer  # noqa: F401

@@ -18,14 +18,14 @@ from training.entrypoint import enter, leave
 from training.models import preset
 
 KNOWN = (
-    # What the system's document calls them; the names before are its program's.
+    # Aliases are from the system's document; the names before them are its program's.
     FlagAlias("save_ckpt_path", "save_ckpt_path", "", ("ckpt_save_path",)),
     FlagAlias("load_ckpt_path", "load_ckpt_path", "", ("ckpt_load_path",)),
     FlagAlias("reset_documents", "reset_documents", False),
 )
 
 VARIANT = ("model_variant",)
-"""What fms-fsdp calls model_name; its mamba_9.8b is a name here too."""
+"""fms-fsdp's name of model_name; its mamba_9.8b is a name here too."""
 
 COMMON = (
     *("model_name", "dataset_path", "save_ckpt_path", "seq_length", "batch_size"),
@@ -38,7 +38,7 @@ INSTEAD = {
     "mixed_precision": "write --precision=bf16, or fp32 (auto: bf16 on a GPU that has it)",
     **dict.fromkeys(("sep_token", "datasets", "weights", "logical_shards"), _UNREAD),
 }
-"""Settings that the system's file has and no flag here -> what to do instead."""
+"""Settings of the system's file that have no flag here -> what to do instead."""
 
 OWN = (
     Flag("model_name", str, "state-spaces/mamba-130m", "which model, by its name", VARIANT),

@@ -2,7 +2,7 @@
 
 Layout: SAVE/checkpoints/step_<N>_ckp/{manifest.json, .metadata, __<rank>_<i>.distcp}. While it is
 written the folder is called step_<N>_ckp.tmp. The manifest has the size and a checksum of every
-file; in format 1 it has the sizes alone. Light: no torch here.
+file; in format 1 only the sizes. No torch needed here.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _COMPLETE = re.compile(r"step_(\d+)_ckp")
 _OF_A_RANK = re.compile(r"__(\d+)_")
 _TEMPORARY = ".tmp"
 _BROKEN = ".broken"
-_PIECE = 2**22  # bytes that are read at once
+_PIECE = 2**22  # bytes to read at a time
 
 
 @dataclass(frozen=True)
 class File:
-    """What a file must be like: its size in bytes and, but in format 1, its CRC-32."""
+    """What a file must match: its size in bytes and, except in format 1, its CRC-32."""
 
     size: int
     crc32: int | None = None
 
     @classmethod
     def of(cls, path: Path, take: Callable[[bytes], None] | None = None) -> File:
-        """Read a file to its end; `take` is given each piece of it."""
+        """Read a file to its end; each piece is passed to `take`."""
         size = crc32 = 0
         with path.open("rb", buffering=0) as file:
             while piece := file.read(_PIECE):
@@ -52,7 +52,7 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds, and what each of its files must be like."""
+    """What a checkpoint holds, and what each of its files must match."""
 
     step: int
     tokens_seen: int
@@ -66,14 +66,14 @@ class Manifest:
 
 
 def checkpoints(save_path: str) -> Path:
-    """Name the folder that the checkpoints of a run lie in."""
+    """Return the folder of a run's checkpoints."""
     return Path(save_path) / "checkpoints"
 
 
 def candidates(path: str) -> list[tuple[int, Path]]:
-    """Give the checkpoints of a run's folder, the newest first; or the one that the path is of.
+    """Return the checkpoints of a run's folder, newest first; or the one at the path itself.
 
-    The path may also be that of the folder in a run's folder that they lie in.
+    The path may also be the folder inside a run's folder that holds the checkpoints.
     """
     found = list(numbered(checkpoints(path))) or list(numbered(Path(path)))
     step = step_of(Path(path).name)
@@ -87,12 +87,12 @@ def temporary(save_path: str, step: int) -> Path:
 
 
 def unfinished(name: str) -> str:
-    """Give the name of a checkpoint's folder until it is complete."""
+    """Return the name of a checkpoint's folder until it is complete."""
     return name + _TEMPORARY
 
 
 def make_anew(folder: Path) -> None:
-    """Make the folder of an unfinished checkpoint; what of one cannot be removed is renamed."""
+    """Make the folder of an unfinished checkpoint; an old one is removed, or else renamed."""
     if os.path.lexists(folder) and remove(folder):
         names = (f"{folder.stem}.{number}{_TEMPORARY}" for number in itertools.count(1))
         places = (folder.with_name(name) for name in names)
@@ -103,8 +103,8 @@ def make_anew(folder: Path) -> None:
 def prepare(save_path: str, room: int = 0) -> list[str]:
     """Make the folder, prove that it can be written, and clear what killed runs left behind.
 
-    Gives the faults of what cannot be removed. Raises RequestError naming the folder if it cannot
-    be written, or has not `room` bytes for a checkpoint.
+    Returns the faults of what cannot be removed. Raises RequestError naming the folder if it cannot
+    be written, or has less than `room` bytes free for a checkpoint.
     """
     folder = checkpoints(save_path)
     try:
@@ -134,7 +134,7 @@ def publish(folder: Path, manifest: Manifest) -> Path:
         os.fsync(file.fileno())
     _sync(folder)
     final = folder.with_name(folder.name.removesuffix(_TEMPORARY))
-    if final.exists():  # one that was passed over as broken
+    if final.exists():  # one that was skipped as broken
         shutil.rmtree(final)
     folder.rename(final)
     _sync(folder.parent)
@@ -142,7 +142,7 @@ def publish(folder: Path, manifest: Manifest) -> Path:
 
 
 def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest] | None:
-    """Find the newest complete checkpoint; each broken one is reported and passed over."""
+    """Find the newest complete checkpoint; broken ones are reported and skipped."""
     for _, path in numbered(folder):
         manifest, fault = read(path)
         if manifest is not None:
@@ -156,9 +156,9 @@ def passed_over(path: Path | str, fault: str) -> str:
 
 
 def set_aside(path: Path, save_path: str) -> None:
-    """Give a broken checkpoint of a run's own folder another name, for a person to look at.
+    """Rename a broken checkpoint in a run's own folder, so that a person can look at it.
 
-    Where that cannot be done it stays, and the run replaces it when it reaches its step.
+    If that fails it stays, and the run replaces it when it reaches its step.
     """
     if path.parent == checkpoints(save_path):
         place = path.with_name(path.name + _BROKEN)
@@ -168,16 +168,16 @@ def set_aside(path: Path, save_path: str) -> None:
 
 
 def outdated(steps: Iterable[int], keep: int, every: int = 0) -> set[int]:
-    """Give the steps whose checkpoints are kept no longer: all but the newest `keep`; 0 keeps all.
+    """Return the steps whose checkpoints are not kept: all but the newest `keep`; 0 keeps all.
 
-    Those that `every` divides stay too, so that a long run can be looked back on.
+    Those that `every` divides are kept too, so that a long run can be looked back on.
     """
     older = sorted(steps, reverse=True)[keep:] if keep else []
     return {step for step in older if not every or step % every}
 
 
 def retain(folder: Path, keep: int, every: int = 0) -> list[str]:
-    """Remove the checkpoints that are kept no longer; give the faults of what cannot be removed."""
+    """Remove the checkpoints that are not kept; return the faults of those that cannot be."""
     found = dict(numbered(folder))
     faults = [
         _remove_complete(found[step]) for step in sorted(outdated(found, keep, every), reverse=True)
@@ -186,7 +186,7 @@ def retain(folder: Path, keep: int, every: int = 0) -> list[str]:
 
 
 def _remove_complete(path: Path) -> str:
-    """Never leave half of one under its own name."""
+    """Remove a checkpoint, never leaving half of one under its own name."""
     unfinished = path.with_name(path.name + _TEMPORARY)
     try:
         path.rename(unfinished)
@@ -196,9 +196,9 @@ def _remove_complete(path: Path) -> str:
 
 
 def remove(path: Path) -> str:
-    """Remove a folder, or the link to one; give the fault if that cannot be done, else nothing."""
+    """Remove a folder, or the link to one; return the fault if that fails, else an empty string."""
     try:
-        if path.is_symlink():  # to where somebody has moved it
+        if path.is_symlink():  # to where somebody moved it
             path.unlink()
         else:
             shutil.rmtree(path)
@@ -208,7 +208,7 @@ def remove(path: Path) -> str:
 
 
 def numbered(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Every folder that is called like a checkpoint, with its step, the newest first."""
+    """Return every folder that is named like a checkpoint, with its step, newest first."""
     found = [
         (step, path)
         for path in (folder.iterdir() if folder.is_dir() else ())
@@ -218,13 +218,13 @@ def numbered(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def step_of(name: str) -> int | None:
-    """Tell of which step the checkpoint of this name is; None if none is called so."""
+    """Return the step of the checkpoint with this name; None for any other name."""
     match = _COMPLETE.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def read(path: Path) -> tuple[Manifest | None, str]:
-    """Read a checkpoint's manifest; None and the fault if the files do not agree with it."""
+    """Read a checkpoint's manifest; return None and the fault if the files do not match it."""
     try:
         record = json.loads((path / NAME).read_text())
         if record.get("format", FORMAT) not in _READABLE:
@@ -242,7 +242,7 @@ def read(path: Path) -> tuple[Manifest | None, str]:
         file = path / name
         try:
             found = file.stat().st_size if file.is_file() else None
-        except OSError as error:  # as where it is gone since, or its name is too long
+        except OSError as error:  # for instance, it is gone by now, or its name is too long
             return None, f"{name} cannot be read: {error.strerror}"
         if found != written.size:
             was = "is missing" if found is None else f"has {found} bytes"
@@ -251,7 +251,7 @@ def read(path: Path) -> tuple[Manifest | None, str]:
 
 
 def listed(path: Path) -> tuple[list[str], str]:
-    """Name the files that a checkpoint's manifest lists, there or not; none and the fault else."""
+    """Return the files that a manifest lists, existing or not; else none, and the fault."""
     try:
         return sorted(json.loads((path / NAME).read_text())["files"]), ""
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -259,9 +259,9 @@ def listed(path: Path) -> tuple[list[str], str]:
 
 
 def rotten(path: Path, manifest: Manifest, names: Iterable[str] | None = None) -> str:
-    """Tell which of a checkpoint's files (of these, or of all) holds other bytes than were written.
+    """Name one of a checkpoint's files (of `names`, or of all) that differs from what was written.
 
-    Reads them whole; empty if none does.
+    Reads them completely; the result is empty if all match.
     """
     for name in manifest.files if names is None else names:
         written = manifest.files[name]
@@ -274,17 +274,17 @@ def rotten(path: Path, manifest: Manifest, names: Iterable[str] | None = None) -
 
 
 def is_of_all(name: str) -> bool:
-    """Tell whether a file belongs to no rank alone, as the list of all tensors does."""
+    """Return whether a file belongs to no single rank, like the list of all tensors."""
     return _OF_A_RANK.match(name) is None
 
 
 def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
-    """Give the files that one of so many ranks looks after: what it wrote itself, if it did."""
+    """Return the files that one of `ranks` ranks handles: those that it wrote itself, if any."""
     return [name for name in names if writer(name) % ranks == rank]
 
 
 def writer(name: str) -> int:
-    """Tell which rank wrote a file; rank 0 writes those that belong to all."""
+    """Return the rank that wrote a file; rank 0 writes those that belong to all."""
     match = _OF_A_RANK.match(name)
     return int(match[1]) if match else 0
 

@@ -1,9 +1,10 @@
-"""A Mamba-2 model with its weights, to use in a program of one's own.
+"""A Mamba-2 model with its weights, for use in your own program.
 
     from training.pretrained import Mamba2ForCausalLM
     model = Mamba2ForCausalLM.from_pretrained("checkpoints/mamba2-130m")
 
-Called as Hugging Face's class, without its library. Shapes: b batch, l length, v vocabulary size.
+Called like Hugging Face's class, but without its library. Shapes: b batch, l length, v vocabulary
+size.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from training.ops.loss import IGNORED
 
 @dataclass
 class CausalLMOutput:
-    """What a call gives: logits (b, l, v), and the loss () where there were labels."""
+    """The result of a call: logits (b, l, v), and the loss () if there were labels."""
 
     logits: Tensor
     loss: Tensor | None = None
 
 
 class Mamba2ForCausalLM(nn.Module):
-    """Mamba-2; `model` computes, `config` has its sizes."""
+    """Mamba-2; `model` computes, `config` holds its sizes."""
 
     def __init__(self, model: LanguageModel, folder: Path) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Mamba2ForCausalLM(nn.Module):
     def from_pretrained(
         cls, folder: str | os.PathLike[str], dtype: torch.dtype | None = None
     ) -> Mamba2ForCausalLM:
-        """Read a folder of any format that training.convert reads, on the CPU, to evaluate with.
+        """Read a folder of any format that training.convert reads, onto the CPU, to evaluate with.
 
         dtype: to compute in (default: float32, whatever it is stored in). `.train()` and
         `.to(device)` are torch's own. Raises RequestError if it is of another model, or broken.
@@ -61,10 +62,10 @@ class Mamba2ForCausalLM(nn.Module):
         return cls(model.requires_grad_(), source.folder)
 
     def save_pretrained(self, folder: str | os.PathLike[str], split_proj: bool = True) -> None:
-        """Write the weights as they are now, and the tokenizer's files that they came with.
+        """Write the current weights, and the tokenizer's files that they came with.
 
-        split_proj: in the Neuron system's layout, else with in_proj in one. Raises RequestError if
-        the folder is there, TrainingError if it cannot be written.
+        split_proj: in the Neuron system's layout, else with a single in_proj. Raises RequestError
+        if the folder exists, TrainingError if it cannot be written.
         """
         held = {name: one.detach().cpu() for name, one in self.model.named_parameters()}
         source = Source("ours", self._folder, self.config, Held(held))
@@ -73,7 +74,7 @@ class Mamba2ForCausalLM(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> CausalLMOutput:
         """(b, l) -> logits (b, l, v), and the mean loss of predicting each label from those before.
 
-        labels (b, l) are the tokens themselves; -100 counts for nothing.
+        labels (b, l) are the tokens themselves; -100 is ignored.
         """
         logits = self.model(input_ids)  # (b, l, v)
         if labels is None:
@@ -91,7 +92,7 @@ class Mamba2ForCausalLM(nn.Module):
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Tensor:
-        """Go on from prompts, (b, l) -> (b, l + max_new_tokens).
+        """Continue prompts, (b, l) -> (b, l + max_new_tokens).
 
         Temperature 0 takes the likeliest token; the other settings are training.generate's. Raises
         RequestError for prompts without a token.

@@ -1,4 +1,4 @@
-"""The ranks of a run: started by torchrun, or one alone under plain python."""
+"""The ranks of a run: started by torchrun, or a single one under plain python."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ T = TypeVar("T")
 
 
 _ended: list[Any] = []
-"""Process groups that nobody uses any more."""
+"""Process groups that are not used any more."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One process among the others; `control` is a gloo group for decisions made on the CPU."""
+    """One process among the others; `control` is a gloo group for decisions on the CPU."""
 
     rank: int
     world_size: int
     local_world_size: int
     device: torch.device
     control: Any  # a gloo process group
-    tensor_parallel: int = 1  # neighbouring ranks that share each layer, and read the same data
-    context_parallel: int = 1  # such groups side by side that share rows, and read the same data
-    timeout: timedelta | None = None  # of collective calls, for groups that are made later
+    tensor_parallel: int = 1  # adjacent ranks that share each layer, and read the same data
+    context_parallel: int = 1  # adjacent tensor groups that share rows, and read the same data
+    timeout: timedelta | None = None  # of collective calls, for groups made later
 
     @property
     def nodes(self) -> int:
@@ -48,11 +48,11 @@ class Group:
         return self.world_size // (self.tensor_parallel * self.context_parallel)
 
     def any(self, flag: bool) -> bool:
-        """Tell every rank whether the flag is set on at least one (a collective call)."""
+        """Return, on every rank, whether the flag is set on at least one (a collective call)."""
         return self.any_of(flag)[0]
 
     def any_of(self, *flags: bool) -> list[bool]:
-        """Tell the same of several flags at once."""
+        """Return the same for several flags at once."""
         if self.world_size == 1:
             return list(flags)
         votes = torch.tensor(flags, dtype=torch.int32)  # (flags,)
@@ -60,15 +60,15 @@ class Group:
         return [bool(vote) for vote in votes.tolist()]
 
     def broadcast(self, value: T) -> T:
-        """Give every rank the value of rank 0."""
+        """Return the value of rank 0 on every rank."""
         box: list[Any] = [value]
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
 
     def by_first(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0 alone and give every rank its result, by pickle (collective).
+        """Run `work` on rank 0 alone and return its result, by pickle, on every rank (collective).
 
-        If it fails for the user, every rank raises that.
+        If it raises TrainingError, every rank raises that.
         """
         result: Any = None
         if self.rank == 0:
@@ -84,7 +84,7 @@ class Group:
         return cast(T, result)
 
     def gather(self, value: T) -> list[T]:
-        """Give every rank the values of all, in the ranks' order (a collective call)."""
+        """Return the values of all ranks, in their order, on every rank (a collective call)."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.control)
         return values
@@ -93,10 +93,10 @@ class Group:
         dist.barrier(group=self.control)
 
     def together(self, work: Callable[[], T], *, copies: bool = False) -> T:
-        """Run `work` on every rank; if it fails for the user on any, every rank raises that.
+        """Run `work` on every rank; if it raises TrainingError on any, every rank raises that.
 
         So no rank waits for one that has already given up. It may take as long as a collective
-        call, and LONGEST_COPY where it `copies` data or models to a node.
+        call, or LONGEST_COPY if it `copies` data or models to a node.
         """
         error: TrainingError | None = None
         result: Any = None
@@ -117,10 +117,10 @@ class Group:
         return result
 
     def _meet(self) -> None:
-        """Wait until every rank is here: each sends rank 0 a message, which then sends one to each.
+        """Wait until every rank is here: each sends rank 0 a message, which then answers each.
 
-        By messages, as each of these, unlike a collective call, can be given a limit of its own. A
-        process that ends closes its connections, which ends the others' waiting.
+        Messages, unlike collective calls, can each have a time limit of their own. A process that
+        ends closes its connections, which ends the others' waiting.
         """
         sign = torch.zeros(1)  # (1,)
         others = list(range(1, self.world_size)) if self.rank == 0 else [0]
@@ -131,9 +131,9 @@ class Group:
 
 
 LONGEST = 1800
-"""Seconds that a collective call may take: gloo's own default."""
+"""Maximum seconds of a collective call: gloo's own default."""
 LONGEST_COPY = timedelta(hours=12)
-"""How long ranks wait for one that copies what the run begins with, nodes for the final model."""
+"""How long ranks wait for one that copies what the run starts with, nodes for the final model."""
 
 
 def start(
@@ -146,13 +146,13 @@ def start(
 ) -> Group:
     """Join the other ranks: nccl on GPUs, gloo on CPUs. `device` is auto, cpu or cuda.
 
-    With cpu_offload also gloo on GPUs, for gradients that are in the host's memory.
+    With cpu_offload also gloo on GPUs, for gradients in host memory.
     Raises RequestError if GPUs are asked for, or this machine has some, and this rank has none.
     """
     local_rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     on_gpu = device == "cuda" or (device == "auto" and gpus > 0)
     if on_gpu and gpus <= local_rank:
-        # On gloo it would never meet the ranks that are on nccl.
+        # On gloo it would never meet the ranks on nccl.
         asked = "cuda was asked for" if device == "cuda" else "auto takes this machine's GPUs"
         raise RequestError(
             f"device: {asked}, and local rank {local_rank} has no GPU ({gpus} visible); "
@@ -186,20 +186,20 @@ def start(
 
 
 def timeout_under(hang_abort_seconds: int) -> timedelta | None:
-    """Tell how long collective calls may take; None without a watch: as torch has it.
+    """Return the timeout of collective calls; None, for torch's own, without a watch.
 
     The watch names the rank that hangs before it ends all, so calls may take longer than it waits.
-    Nccl, by its own default, would kill the process after the same ten minutes. Groups that are
-    made later do not inherit it.
+    Nccl, by its own default, would kill the process after the same ten minutes. Groups made later
+    do not inherit the timeout.
     """
     return timedelta(seconds=max(LONGEST, 2 * hang_abort_seconds)) if hang_abort_seconds else None
 
 
 def _free_last_tensors() -> None:
-    """Give gloo's threads the time to free what the last collective calls were about.
+    """Give gloo's threads time to free the tensors of the last collective calls.
 
-    They need the interpreter's lock for that. A thread that asks for it once the interpreter is
-    ending is ended too, in the midst of C++ that cannot be: a process that has done all its work
+    They need the interpreter's lock for that. A thread that asks for it while the interpreter is
+    ending is ended too, in the middle of C++ that cannot be: a process that has done all its work
     would die of SIGABRT.
     """
     time.sleep(0.1)
@@ -208,8 +208,8 @@ def _free_last_tensors() -> None:
 def stop() -> None:
     """Leave the group, if there is one.
 
-    Its parts are kept until the process ends: torch 2.2 frees one of gloo with the interpreter's
-    lock held, and waits for its threads, of which one may wait for that lock.
+    Its parts are kept until the process ends: torch 2.2 frees a gloo group while holding the
+    interpreter's lock, and waits for its threads, one of which may wait for that lock.
     """
     if dist.is_initialized():
         _ended.extend(dist.distributed_c10d._world.pg_map)

@@ -18,7 +18,7 @@ from training.imports import loading
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Replay as training.job.replay asks for; the exit code."""
+    """Replay as training.job.replay asks; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python3 -m training.replay_rank",
         description=str(__doc__),

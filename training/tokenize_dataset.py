@@ -1,4 +1,4 @@
-"""Another name of `python -m training.data.tokenize`: the one of the Mamba-2 system for Neuron."""
+"""Alias of `python -m training.data.tokenize`, named as in the Mamba-2 system for Neuron."""
 
 from __future__ import annotations
 
