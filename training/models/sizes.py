@@ -136,7 +136,7 @@ class LlamaConfig(Sizes):
 
     vocab_size: int = 32000
     n_head: int
-    n_kv_head: int  # less than n_head: grouped-query attention (Ainslie et al. 2023)
+    n_kv_head: int  # fewer than n_head: grouped-query attention (Ainslie et al. 2023)
     d_ff: int
     head_dim: int = 0  # 0: d_model / n_head
     rope_theta: float = 10000.0

@@ -121,7 +121,7 @@ class Trainer:
             with self.phase("report"):
                 self.metrics.report(self.data.waited())
         if self.held_out and (self.step % (run.eval_interval or run.num_steps) == 0 or last):
-            if not asked:  # the checkpoint may have only seconds left
+            if not asked:  # if asked, the checkpoint may have only seconds left
                 asked = not self._evaluate(self.held_out)
             if asked:
                 self._say(f"asked to stop: step {self.step} is not evaluated")
