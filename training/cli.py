@@ -246,7 +246,7 @@ def outlive() -> None:
 
 
 def _text(raw: Lasting, like: Any) -> io.TextIOWrapper:
-    """Wrap it as a stream of text that is encoded and flushed like another one.
+    """Wrap `raw` as a stream of text, encoded and flushed as `like` is.
 
     Characters that the encoding lacks are escaped: the name of a folder must not end a run.
     """

@@ -21,8 +21,8 @@ INTERRUPTED = 130
 class TrainingError(Exception):
     """The work was possible and was tried, but failed. The message is for the user.
 
-    Rank 0 reports it, because every rank raises the same; a `local` one occurs on one rank, which
-    reports it.
+    Rank 0 reports it, because every rank raises the same; a `local` one is reported by the rank
+    that raises it.
     """
 
     exit_code = 1

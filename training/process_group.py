@@ -199,8 +199,8 @@ def _free_last_tensors() -> None:
     """Give gloo's threads time to free the tensors of the last collective calls.
 
     They need the interpreter's lock for that. A thread that asks for it while the interpreter is
-    ending is ended too, in the middle of C++ that cannot be: a process that has done all its work
-    would die of SIGABRT.
+    ending is ended too, in the middle of C++ code that must not be: a process that has done all its
+    work would die of SIGABRT.
     """
     time.sleep(0.1)
 

@@ -158,7 +158,7 @@ class HybridModel(LanguageModel):
         return normed  # (b, l, m)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
-        """Initialize Mamba-2's parameters as Mamba-2 does; linear layers and embeddings as normal.
+        """Draw weights from a normal distribution, but Mamba-2's own parameters as Mamba-2 does.
 
         The last weights of a residual branch are scaled down by the number of branches (GPT-2,
         section 2.3).

@@ -30,7 +30,7 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.recompute = False  # keep only the input; recompute the rest in the backward pass
-        self.kept: Callable[[], Any] = noop_context_fn  # what a recomputed block keeps besides
+        self.kept: Callable[[], Any] = noop_context_fn  # what else a recomputed block keeps
         self.saving: Saving = _here
 
     def forward(self, hidden: Tensor, *context: Any) -> Tensor:

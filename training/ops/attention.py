@@ -61,10 +61,10 @@ def attention(
     """Compute o of the equation above, for q (b, l, h, d) and k, v (b, s, g, d), l <= s.
 
     window: positions that a query sees, its own included; 0: all earlier ones. mask (b, s): False
-    for keys that are padding. dropout: the share of the weights to drop. documents: of the keys (b,
-    s); the last l positions are the queries'. A row that sees nothing is 0. For a piece of rows, k
-    and v are the piece's own, (b, l, g, d); mask and dropout are not allowed. Softmax is float32
-    (float64 for float64 inputs); the result (b, l, h, d) has the dtype of q.
+    for keys that are padding. dropout: the share of the weights to drop. documents: of the keys,
+    (b, s); the last l positions are the queries'. A row that sees nothing is 0.
+    For a piece of rows, k and v are its own, (b, l, g, d); mask and dropout are not allowed then.
+    Softmax is float32 (float64 for float64 inputs); the result (b, l, h, d) has the dtype of q.
     """
     if isinstance(documents, Piece):
         seen = functools.partial(attention, window=window, documents=documents.sight)

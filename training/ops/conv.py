@@ -58,9 +58,9 @@ class _Conv(torch.autograd.Function):
     """A sum of k shifted products: nn.Conv1d on (b, d, l) would not keep the channels contiguous.
 
     Only x is saved; SiLU's input is recomputed. A tap must not reach beyond the start of a
-    document. The forward pass therefore adds the oldest tap first and, at the positions from which
-    it reaches too far, sets y back to 0 after it; the backward pass adds it last and sets dy to 0
-    there from then on.
+    document. The forward pass goes from the oldest tap to the newest: after each, y is set to 0
+    where that tap reached too far, as all older ones did too. The backward pass goes from the
+    newest to the oldest: before each, dy is set to 0 at these positions.
     """
 
     @staticmethod

@@ -149,7 +149,7 @@ class Piece(Documents):
 
     @cached_property
     def begins(self) -> Tensor:
-        """Where a document begins, (b, l), bool; the piece's first position may be one."""
+        """Where a document begins, (b, l), bool; that may be the piece's first position."""
         if self.whole is None:
             return torch.zeros_like(self.seq_idx, dtype=torch.bool)  # (b, l)
         return self.own(self.whole.begins)  # (b, l)

@@ -178,7 +178,7 @@ def mesh_shape(config: ParallelConfig, group: Group) -> tuple[int, int]:
 def _shard(
     model: LanguageModel, mesh: DeviceMesh, dtype: torch.dtype, config: ParallelConfig
 ) -> None:
-    # A one-dimensional mesh is plain FSDP, a two-dimensional one HSDP, or DDP if it shards by one.
+    # A one-dimensional mesh is FSDP, a two-dimensional one HSDP, or DDP with shard groups of one.
     wanted = mesh["shard"] if mesh.size(0) == 1 else mesh
     options: dict[str, Any] = {"mesh": wanted}
     if dtype != torch.float32:

@@ -66,8 +66,7 @@ class HostMemory:
         return functools.partial(self._wait, self._out.record_event())
 
     def fetch(self, there: Tensor) -> Tensor:
-        # Allocated, and later freed, on the compute stream, which is done with what was there
-        # before.
+        # Allocated and freed on the compute stream, which is done with what was there before.
         here = torch.empty_like(there, device=self.device)  # the shape of `there`
         self._back.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._back):

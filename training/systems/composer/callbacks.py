@@ -154,8 +154,8 @@ class Records(LoggerDestination):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Report a step. Raises TrainingError before anything of it is saved.
 
-        On every rank for a number that is not finite; on rank 0 alone, after which the launcher
-        ends all ranks, if its claim on the folder is lost.
+        It is raised on every rank for a number that is not finite; on rank 0 alone, after which the
+        launcher ends all ranks, if its claim on the folder is lost.
         """
         self._claim.check()
         assert self.clipping.norm is not None

@@ -33,7 +33,7 @@ def has_smp_library() -> bool:
 
 
 def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str]) -> dict[str, Any]:
-    """Return our settings that the flags mean.
+    """Return our data settings that the flags mean.
 
     What the user should know is added to `notes`, and what is wrong to `faults`.
     """
@@ -132,7 +132,7 @@ def _has_kind(folder: str) -> bool:
 def sharding_settings(
     given: Mapping[str, Any], notes: list[str], faults: list[str]
 ) -> dict[str, Any]:
-    """Return our settings that the flags mean.
+    """Return our sharding settings that the flags mean.
 
     With a shard_degree the sharding is hybrid, in groups of so many data-parallel ranks, each of
     which is a tensor group. The default degree of a model_size applies only if the sharding is
