@@ -48,7 +48,7 @@ def _paths(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command line asks for; return the exit code. Raises TrainingError."""
+    """Run the command line; return the exit code. Raises RequestError and TrainingError."""
     flags = _flags()
     own = [
         Flag("output", setting.path, "config.yaml", "file to write"),

@@ -61,7 +61,7 @@ def configure(arguments: Sequence[str]) -> ComposerConfig:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command line asks for; return the exit code. Raises TrainingError."""
+    """Run the command line; return the exit code. Raises RequestError and TrainingError."""
     config = configure(arguments)
     if "GROUP_RANK" in os.environ:  # torchrun's name for Composer's NODE_RANK
         os.environ.setdefault("NODE_RANK", os.environ["GROUP_RANK"])

@@ -115,7 +115,10 @@ class Piece(Documents):
     def of_rows(
         cls, ranks: ContextGroup, ends: Sequence[int], like: Tensor, seq_idx: Tensor | None
     ) -> Piece:
-        """Cut this rank's piece from rows (b, L); without seq_idx, each row is one document."""
+        """Cut this rank's piece from rows (b, L); without seq_idx, each row is one document.
+
+        ends: where each rank's piece ends in the rows.
+        """
         start = ends[ranks.rank - 1] if ranks.rank else 0
         if seq_idx is None:
             none = torch.zeros(1, 1, dtype=torch.int32, device=like.device)  # (1, 1)

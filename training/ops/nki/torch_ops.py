@@ -5,9 +5,10 @@ They take and return the same as the other implementations in `training.ops.ssd`
 simulator computes it, in float32. Elementwise operations around a kernel are left to torch.
 
 The kernels do not support documents, and their graphs are compiled once, wherever documents begin.
-So the first step of each document is given a delta after which nothing is left of the state before,
-and an x that is smaller in proportion. As each of the kernels' exponents is a sum of its own terms,
-no other one loses digits by it. The convolution is then torch's, with each tap times 0 or 1.
+So SSD is given, for the first step of each document, a delta after which nothing is left of the
+state before, and an x that is smaller in proportion. As each of the kernels' exponents is a sum of
+its own terms, no other one loses digits by it. The convolution is then torch's, with each tap times
+0 or 1.
 """
 
 # ruff: noqa: N803, N806  (A, B, C, D are the paper's own names)
