@@ -1,11 +1,12 @@
-"""Run every benchmark, one after the other, and sum up at the end.
+"""Run every benchmark, one after the other, and print a summary at the end.
 
 usage: python -m benchmarks [--small] [NAME ...]
 
-A missed goal ends none of the others. Exits 1 where a benchmark failed or missed a goal. Take a
-quiet machine, as root, with docker.io and buildah; start takes squashfuse, nbdkit and libnbd-bin,
-delta takes rsync, casync and zstd. hot, start, first_step and delta measure build/cpu-mamba.sqsh:
-run `make sqsh` first. --small tries the benchmarks themselves, without that file.
+A benchmark that misses its goal does not stop the others. Exits 1 if any benchmark failed or missed
+a goal. Use an otherwise idle machine, as root, with docker.io and buildah; start also needs
+squashfuse, nbdkit and libnbd-bin, and delta needs rsync, casync and zstd. hot, start, first_step
+and delta measure build/cpu-mamba.sqsh, so run `make sqsh` first. --small only checks that the
+benchmarks themselves work; it does not need that file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.options import ROOT
 from sqshforge.errors import SqshforgeError
 from sqshforge.host.programs import Programs
 
-# Each is `python -m benchmarks.` and these words.
+# The arguments after `python -m benchmarks.`, for each benchmark.
 ALL = {
     "rebuild": ("rebuild",),
     "pack": ("pack",),
@@ -57,9 +58,9 @@ def main() -> int:
 
 
 def run(name: str, *, small: bool) -> str:
-    """Run one benchmark, its output on ours; what became of it."""
+    """Run one benchmark, pass its output through, and return its verdict."""
     module, *words = ALL[name]
-    if small and name != "scale_sim":  # that one simulates: it has one size
+    if small and name != "scale_sim":  # the simulation has only one size
         words.append("--small")
     since = time.monotonic()
     try:

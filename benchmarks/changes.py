@@ -1,6 +1,6 @@
-"""Changes of an image's tree as another build makes them, for benchmarks.delta.
+"""The changes that another build makes to an image's tree, for benchmarks.delta.
 
-Each changes the tree that it is given, and returns a description of what it did.
+Each function changes the given tree in place and returns a description of the change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LATER = 86_400  # seconds between the two builds
 
 
 def small(tree: Path) -> HotList:
-    """A tree of this machine's shell, packages and training code; half of it is hot."""
+    """Create a tree with this machine's shell, packages and training code; half of it is hot."""
     tiny_root.tree(tree, ImageConfig(reference="small"))
     site = tree / "usr/local/lib/python3.11/dist-packages"
     chance = random.Random(1)
@@ -67,7 +67,7 @@ def torch(tree: Path, given: argparse.Namespace, programs: Programs) -> str:
 
 
 def made_up(tree: Path, name: str) -> str:
-    """Replace a file of a package of the small run."""
+    """Replace a file of a package in the small run's tree, and return a description."""
     site = site_of(tree)
     (site / name / "00.py").write_bytes(random.Random(2).randbytes(20_100))
     later(site)
@@ -75,7 +75,7 @@ def made_up(tree: Path, name: str) -> str:
 
 
 def replaced(tree: Path, wanted: str, programs: Programs, platform: str = "") -> str:
-    """Put another version of a package into a tree, all of whose packages get a later time."""
+    """Replace a package of a tree by another version, and give all of its packages a later time."""
     site = site_of(tree)
     name, version = name_of(wanted), wanted.partition("==")[2]
     before = removed(site, name)
@@ -87,7 +87,7 @@ def replaced(tree: Path, wanted: str, programs: Programs, platform: str = "") ->
     shutil.rmtree(added / "bin", ignore_errors=True)
     argv = [sys.executable, "-m", "compileall", "-qq", "-s", added]
     argv += ["-p", f"/{site.relative_to(tree)}", "--invalidation-mode", "unchecked-hash", added]
-    programs.attempt(argv)  # as in a build, a few files for other versions of Python stay
+    programs.attempt(argv)  # as in a build, a few files for other Pythons fail to compile
     shutil.copytree(added, site, dirs_exist_ok=True, symlinks=True)
     shutil.rmtree(added)
     later(site)
@@ -95,7 +95,7 @@ def replaced(tree: Path, wanted: str, programs: Programs, platform: str = "") ->
 
 
 def site_of(tree: Path) -> Path:
-    """Where a tree has its packages."""
+    """Return the folder of a tree's packages."""
     where = "usr/local/lib/python3*/dist-packages"
     for found in tree.glob(where):
         return found
@@ -103,12 +103,12 @@ def site_of(tree: Path) -> Path:
 
 
 def name_of(wanted: str) -> str:
-    """The name in NAME==VERSION, as indexes compare names: huggingface_hub is huggingface-hub."""
+    """Return the name in NAME==VERSION as indexes compare it, with - for _ and in lower case."""
     return re.sub(r"[-_.]+", "-", wanted.partition("==")[0].strip()).lower()
 
 
 def facts_of(site: Path, name: str) -> Path:
-    """The folder of facts about a package; `RequestError` where that is not installed."""
+    """Return the .dist-info folder of a package; raises `RequestError` if it is not installed."""
     for one in site.glob("*.dist-info"):
         if name_of(one.name.partition("-")[0]) == name:
             return one
@@ -119,14 +119,14 @@ def facts_of(site: Path, name: str) -> Path:
 
 
 def later(site: Path) -> None:
-    """Give all packages the time of another build."""
+    """Give all packages the modification time of a later build."""
     for path in [site, *site.rglob("*")]:
         time = path.lstat().st_mtime + LATER
         os.utime(path, (time, time), follow_symlinks=False)
 
 
 def removed(site: Path, name: str) -> str:
-    """Remove a package's files, as its list has them; its version."""
+    """Remove the files that a package's RECORD lists; returns its version."""
     facts = facts_of(site, name)
     with (facts / "RECORD").open(newline="") as file:
         paths = [site / row[0] for row in csv.reader(file)]

@@ -1,14 +1,14 @@
-"""How fast samples are read from memory by one process, and how much is read of a disk for them.
+"""Measure how fast one process reads samples from memory, and how much it reads from disk for them.
 
 usage: python -m benchmarks.data [--rounds 5] [--tokens 32000000] [--small] [--output DIR]
 
-Writes synthetic documents to a temporary folder and reads every window of 4,096 once a round: of
-packed files plainly and weighted by position, and of a mixture of two. The goal holds for each of
-them; JSON lines and synthetic tokens are measured beside them. Then a packed file that is in no
-memory is read by maps, windows in random order and all in order, with and without the kernel being
-given that the order is random: bytes read of the disk (/proc/self/io) and seconds; the temporary
-folder must be on a disk. Writes all to benchmarks/results/data.json and exits 1 where the goal is
-missed. Take a quiet machine.
+Writes synthetic documents to a temporary folder and reads every window of 4,096 tokens once per
+round: from packed files, both plain and weighted by position, and from a mixture of two. The goal
+applies to each of these; JSON lines and synthetic tokens are measured for comparison. Then a packed
+file that is not in the page cache is read through memory maps, some windows in random order and all
+windows in order, with and without advising the kernel that access is random: bytes read from the
+disk (/proc/self/io) and seconds. The temporary folder must be on a disk. Writes everything to
+benchmarks/results/data.json and exits 1 if the goal is missed. Use an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GOAL = 50e6  # tokens/s
 VOCABULARY = 65_024
 LINES = 2_000
 DRAWN = 400
-"""Windows that are read in random order."""
+"""Number of windows that are read in random order."""
 
 
 def main() -> int:
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def sources(folder: Path, tokens: int) -> list[tuple[str, Samples, float | None]]:
-    """Write the data and open it in each way: name, samples, and the goal where there is one."""
+    """Write the data and open it in each way: name, samples, and the goal if there is one."""
     for name, share in (("a", 3), ("b", 1)):
         write_packed(folder / f"{name}.npy", tokens * share // 4)
     first, second = (
@@ -112,7 +112,7 @@ def sources(folder: Path, tokens: int) -> list[tuple[str, Samples, float | None]
 
 
 def write_packed(path: Path, tokens: int) -> None:
-    """Write documents of about 1,500 tokens on average, all kinds of lengths."""
+    """Write documents with exponentially distributed lengths, about 1,500 tokens on average."""
     source = np.random.default_rng(0)
     with PackedWriter(path) as file:
         while file.tokens < tokens:
@@ -137,9 +137,9 @@ WAYS: list[dict[str, bool]] = [
 
 
 def from_disk(path: Path, *, shuffled: bool, random: bool) -> dict[str, Any]:
-    """Read windows of a packed file that is in no memory: DRAWN of them shuffled, or all in order.
+    """Read windows of a packed file that is not in memory: DRAWN in random order, or all in order.
 
-    random: whether the map is made for a random order.
+    random: whether the map is opened for random access.
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -163,13 +163,13 @@ def from_disk(path: Path, *, shuffled: bool, random: bool) -> dict[str, Any]:
 
 
 def _bytes_read() -> int:
-    """Give the bytes that this process has had read of disks (proc(5), read_bytes)."""
+    """Return the bytes that this process has made the kernel read from disks (proc(5))."""
     facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(facts["read_bytes"])
 
 
 def measure(name: str, samples: Samples, rounds: int, goal: float | None) -> dict[str, Any]:
-    """Read all samples so many times, after a time that is not counted."""
+    """Read all samples `rounds` times, after an uncounted round to warm up."""
     speeds = []
     for _ in range(rounds + 1):
         started = time.perf_counter()

@@ -1,25 +1,26 @@
-"""What must be sent where the file of an earlier build is: by rsync, by casync, by zstd.
+"""Measure how much must be sent to a machine that has an earlier build's file: rsync, casync, zstd.
 
 usage: python -m benchmarks.delta [--file FILE] [--change NAME ...] [--order NAME ...] [--small] ...
 
 Unpacks a squash file, changes its tree as another build would, and packs the tree before and after
-the change, with hot files first (recipes/hot) and without. Each tool then makes the second file out
-of the first one, which is compared. Changes:
+the change, both with hot files first (recipes/hot) and without. Each tool then reconstructs the
+second file from the first, and the result is compared. Changes:
 
 edit      one more line in one file of training/, its byte code, and the record of the build
 package   another version of one package (--package); all packages are installed anew: their files
-          get another time, their content, byte code included, stays
+          get a new time, but their content, byte code included, stays the same
 torch     the same from one patch release of torch to the next (--torch). The public index has such
-          releases without CUDA's libraries for Arm alone, so these are Arm's files, and none is run
+          releases without CUDA's libraries only for Arm, so these are Arm's files; none is run
 
 rsync     bytes sent and received, where the receiver has the first file under the same name
-casync    the index, and the chunks that the first file lacks, compressed as they lie in the store
-zstd      the size of what `zstd --patch-from` writes
+casync    the index, and the chunks that the first file lacks, compressed as in the store
+zstd      the size of the output of `zstd --patch-from`
 
-Of each also the CPU seconds of both ends together, of the receiver alone (rsync's ends cannot be
-kept apart), and the peak of memory. FILE is build/cpu-mamba.sqsh. Tools that are not installed are
-left out. Writes delta.json to benchmarks/results/, and the table of docs/background/delta.md.
-Nothing is timed by the clock, so any machine does; it takes 12 GB of disk in TMPDIR.
+Each also reports the CPU seconds of both ends together and of the receiver alone (rsync's two ends
+cannot be separated), and the peak of memory. FILE is build/cpu-mamba.sqsh. Tools that are not
+installed are left out. Writes delta.json to benchmarks/results/, and the table of
+docs/background/delta.md. No wall-clock time is measured, so any machine will do; it needs 12 GB of
+disk in TMPDIR.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def main() -> int:
     programs, reporter = Programs(), Reporter()
     with tempfile.TemporaryDirectory(prefix="sqshforge-delta-") as folder:
         for result in measure(given, Path(folder), programs, reporter):
-            keep(given, result)  # after each change: all of it takes a while
+            keep(given, result)  # after each change, as all of them take a while
     return 0
 
 
@@ -88,7 +89,7 @@ def parsed() -> argparse.Namespace:
 
 
 def keep(given: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Keep a result, with the rows of an earlier one for other changes, orders and tools."""
+    """Store a result, together with an earlier one's rows for other changes, orders and tools."""
     place = options.folder(given)
     if place is not None and (place / "delta.json").exists():
         result = merged(json.loads((place / "delta.json").read_text()), result)
@@ -100,7 +101,7 @@ def keep(given: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A result with what an older one of the same file has beside it."""
+    """Return a result plus the rows that an earlier one for the same file has in addition."""
     if old.get("file") != new["file"]:
         return new
     rows = {tuple(row[axis] for axis in AXES): row for row in (*old["rows"], *new["rows"])}
@@ -136,7 +137,7 @@ def measure(
         listed = HotList.read(ROOT / "recipes/hot/cpu-mamba.txt")
         for change, wanted in (("package", given.package), ("torch", given.torch[0])):
             if change in given.change:
-                facts_of(site_of(tree), name_of(wanted))  # before minutes of packing
+                facts_of(site_of(tree), name_of(wanted))  # fail now, not after minutes of packing
 
     def packed(of: Path, order: str) -> Path:
         chosen = squash.Options.of("shared", hot=listed if order == "hot" else NONE)
@@ -202,7 +203,7 @@ def shown(result: Mapping[str, Any]) -> str:
 
 
 def _sent(row: Mapping[str, Any] | None) -> str:
-    """A cell; empty where a tool was not there when the others were measured."""
+    """Format a cell; empty if the tool was missing when the others were measured."""
     return f"{size(row['bytes'])}, {row['cpu_seconds']:.1f} s" if row else ""
 
 

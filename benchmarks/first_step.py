@@ -1,18 +1,18 @@
-"""How long the first training step takes in a container, beside Python without a container.
+"""Compare the time to the first training step in a container with that of Python without one.
 
 usage: python -m benchmarks.first_step [--file FILE] [--rounds N] [--small] [--output DIR] ...
 
-Starts the training of cpu-mamba's tiny model by `sqshforge run FILE`, and by this Python and the
-packages of .venv, in turns, after one start of each that brings its files into memory. Of each it
-takes
+Starts the training of cpu-mamba's tiny model with `sqshforge run FILE` and with this Python and the
+packages of .venv, alternately, after one uncounted start of each that brings its files into memory.
+For each it measures
 
 seconds       from the command to the end of the first step
 cpu_seconds   of all processes, to the end of the second step, which is the last one
 
-and compares medians. Goal: the first step in the container within 1.3 times the seconds of that
-without one. FILE is build/cpu-mamba.sqsh; its torch should be the one in .venv. Writes
+and compares the medians. Goal: the first step in the container takes at most 1.3 times the seconds
+of the one without. FILE is build/cpu-mamba.sqsh; its torch should be the same as in .venv. Writes
 first_step.json to benchmarks/results/ and the table of docs/background/cold-start.md, and exits 1
-where the goal is missed. Other work on the machine changes the CPU seconds less than the seconds.
+if the goal is missed. Other load on the machine affects the CPU seconds less than the seconds.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def small_file(place: Path) -> Path:
-    """The small run's image, packed."""
+    """Pack the small run's image."""
     image, programs, reporter = hot.small_image(place), Programs(), Reporter()
     source, output = address.parse(image, programs), place / "small.sqsh"
     return rootless.call_as_root(
@@ -75,7 +75,7 @@ def small_file(place: Path) -> Path:
 
 
 def measure(file: Path, command: Command, rounds: int) -> dict[str, Any]:
-    """Start in the container and without one in turns; `SqshforgeError` where a start fails."""
+    """Start alternately in the container and without; raises `SqshforgeError` if a start fails."""
     inside = containers.argv(file, "--", *command.inside)
     starts: Mapping[str, Callable[[], float]] = {
         "container": lambda: starting.until_first(inside, {})[0],

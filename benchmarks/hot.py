@@ -1,26 +1,27 @@
-"""What hot files first save, counted: one traced start, of a file with them and one without.
+"""Count what packing hot files first saves, from one traced start and a file with and without it.
 
 usage: python -m benchmarks.hot [--image ADDRESS] [--small] [--output DIR]
 
 One image is packed without a list of hot files and with cpu-mamba's (recipes/hot), and one start of
-it is traced: the first steps of training. Nothing is timed by the clock, so any machine does. Of
-each file:
+it is traced: the first steps of training. No wall-clock time is measured, so any machine will do.
+For each file:
 
 size          bytes of the file
-read          bytes that the kernel's squashfs asks of the file, without its tables and reading
-              ahead: it keeps what it has unpacked of a file, and three of the blocks that the ends
-              of many files share, so it reads such a block again for files that are far apart
-distinct      the same, each block once: what comes from a server whose client keeps all of it
+read          bytes that the kernel's squashfs requests from the file, without its tables and
+              read-ahead: the kernel keeps what it has unpacked of a file, but only three of the
+              blocks that the tails of many files share, so it reads such a block again for files
+              that are far apart
+distinct      the same, each block once: what a server sends if its client keeps all of it
 requests      how often the next new block, in the order of the start, does not follow the one
-              before it: requests to a disk that reads on while it is asked for what comes next
-pack          CPU seconds of packing it, the median of three packs in turns
+              before it: requests to a disk that reads ahead sequentially
+pack          CPU seconds of packing it, the median of three alternating packs
 
-The last row is a warm start: the range that the file notes is read in one piece, which is one
-request, and of the file is asked only what lies outside of it.
+The last row is a warm start: the hot range that the file records is read in one piece, which is one
+request, and only what lies outside of it is requested from the file.
 
-Goals of hot files first: at most 0.5 of the bytes, 0.6 of the requests, 1.01 of the size, and 1.03
-of the CPU seconds. ADDRESS is that which build/cpu-mamba.sqsh was packed from. Writes hot.json to
-benchmarks/results/ and exits 1 where a goal is missed. Takes root or user namespaces, and
+Goals for hot files first: at most 0.5 of the bytes, 0.6 of the requests, 1.01 of the size, and 1.03
+of the CPU seconds. ADDRESS defaults to the image that build/cpu-mamba.sqsh was packed from. Writes
+hot.json to benchmarks/results/ and exits 1 if a goal is missed. Needs root or user namespaces, and
 squashfuse.
 """
 
@@ -64,7 +65,7 @@ COLUMNS: dict[str, Callable[[float], str]] = {
 }
 GOALS = {"read": 0.5, "requests": 0.6, "size": 1.01, "pack": 1.03}
 PACKS = 3
-SHARED = 3  # CONFIG_SQUASHFS_FRAGMENT_CACHE_SIZE, as it is by default
+SHARED = 3  # the default of CONFIG_SQUASHFS_FRAGMENT_CACHE_SIZE
 FILES = 400  # of the small run's image, a tenth of which are read
 COMMAND = ("sh", "-c", "cat /usr/data/*5 > /dev/null")
 
@@ -83,7 +84,7 @@ def main() -> int:
 
 
 def packed_from() -> str:
-    """The address of the image in build/cpu-mamba.sqsh."""
+    """Return the address of the image that build/cpu-mamba.sqsh was packed from."""
     facts = request.read_record(options.require_file(options.FILE, "--image"))
     if facts is None:
         raise MissingError(
@@ -93,7 +94,7 @@ def packed_from() -> str:
 
 
 def small_image(place: Path) -> str:
-    """An image of this machine's shell and small files."""
+    """Create an image of this machine's shell and small files; returns its address."""
     tree = tiny_root.tree(place / "tree", ImageConfig(reference="small"))
     (tree / "usr" / "data").mkdir()
     chance = random.Random(1)
@@ -150,7 +151,7 @@ def measure(image: str, place: Path, command: tuple[str, ...] | None) -> dict[st
 
 
 def noted_range(file: Path) -> HotRange:
-    """Where a file says that its hot files lie."""
+    """Return the hot range that a file records."""
     with file.open("rb") as opened:
         found = noted(opened, superblock.read(file).used)
     assert found is not None
@@ -158,7 +159,7 @@ def noted_range(file: Path) -> HotRange:
 
 
 def count(file: Path, traced: Trace, warm: HotRange | None = None) -> dict[str, int]:
-    """What a start reads of a file, a part of which has been read before in one piece."""
+    """Count what a start reads of a file; `warm` is a range that was read before, in one piece."""
     before = range(0) if warm is None else range(warm.offset, warm.offset + warm.length)
     with open_image(file) as image:
         seen: set[int] = set()
@@ -171,7 +172,7 @@ def count(file: Path, traced: Trace, warm: HotRange | None = None) -> dict[str, 
             if place not in (kept if is_shared else seen):
                 read += length
             if is_shared and place not in kept:
-                kept.append(place)  # the kernel replaces them in turn
+                kept.append(place)  # like the kernel's cache, which replaces the oldest
             if place not in seen:
                 seen.add(place)
                 distinct += length
@@ -182,8 +183,8 @@ def count(file: Path, traced: Trace, warm: HotRange | None = None) -> dict[str, 
 
 
 def _blocks(image: Image, traced: Trace) -> Iterator[tuple[int, int, bool]]:
-    """The blocks that each read takes, in order: place, length, whether it is for many files."""
-    unpacked: set[tuple[bytes, int]] = set()  # what the kernel has in memory of each file
+    """The blocks that each read needs, in order: place, length, and whether many files share it."""
+    unpacked: set[tuple[bytes, int]] = set()  # blocks of each file that the kernel has in memory
     whole = image.superblock.block
     for path, offset, size in traced.reads:
         entry = image.entries.get(path)
@@ -201,7 +202,7 @@ def _blocks(image: Image, traced: Trace) -> Iterator[tuple[int, int, bool]]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print it as a table."""
+    """Print the result as a table."""
     table = Table("", *COLUMNS)
     for name, row in result["rows"].items():
         table.add_row(name, *(show_one(row[column]) for column, show_one in COLUMNS.items()))

@@ -1,7 +1,7 @@
-"""The image that packing is measured with: cpu-mamba and real packages, in a docker daemon.
+"""The image used to measure packing: cpu-mamba plus real packages, in a docker daemon.
 
-All below /sqshforge takes minutes to build, and so is kept as an archive; what the project puts on
-top (its record, launchers and training code) is built from that each time.
+Everything below /sqshforge takes minutes to build, so it is kept as an archive; what the project
+puts on top (its record, launchers and training code) is built on top of it each time.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ RUN --mount=type=bind,source=packages,target=/run/packages \\
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Builds the image in the daemon of DOCKER_HOST; its last layers as often as is asked."""
+    """Builds the image in the daemon of DOCKER_HOST, and its last layers as often as asked."""
 
     context: Context
     folder: Path
     programs: Programs
 
     def build(self, name: str, edits: int = 0) -> str:
-        """Build the last layers under a name; gives the image's ID, another one for each edit.
+        """Build the last layers under a name; returns the image's ID, which differs for each edit.
 
-        An edit is another file in training/. It grows, as BuildKit takes a file of the same size
-        and time for the same file.
+        An edit is a different file in training/. It grows with each edit, because BuildKit treats a
+        file with the same size and time as unchanged.
         """
         files = dict(self.context.files)
         if edits:
@@ -73,10 +73,10 @@ class Bench:
 def prepare(
     root: Path, folder: Path, programs: Programs, reporter: Reporter, *, small: bool
 ) -> Bench:
-    """Bring the base to the daemon, from its archive where there is one."""
+    """Load the base into the daemon, from its archive if there is one, else by building it."""
     what = recipe.find(TARGET, root / "recipes")
     context = dockerfile.context(what, lock.load(what, root / "recipes"), root, {})
-    # WORKDIR makes /sqshforge: it and all after it is what an image has on top.
+    # WORKDIR creates /sqshforge: it and everything after it are what an image has on top.
     below, mark, above = context.files["Dockerfile"].decode().partition("WORKDIR /sqshforge")
     assert mark, "the Dockerfile has no WORKDIR /sqshforge"
     kind = "small" if small else "full"
@@ -104,16 +104,16 @@ def prepare(
 def _make(
     root: Path, folder: Path, below: str, programs: Programs, reporter: Reporter, *, small: bool
 ) -> None:
-    """Build the project's own target as far as /sqshforge, and packages on top of it.
+    """Build the project's own target up to /sqshforge, and add packages on top of it.
 
-    `below` is its Dockerfile as far as that.
+    `below` is the part of its Dockerfile up to there.
     """
     checkout = folder / "checkout"
     for name in ("recipes", "images", "launch", "patches", "training"):
         shutil.copytree(root / name, checkout / name)
     shutil.copy(root / "LICENSE", checkout)
     (checkout / "build").mkdir()
-    for name in ("bases", "vendor"):  # what these take to get serves other builds too
+    for name in ("bases", "vendor"):  # downloads that other builds use too
         (root / "build" / name).mkdir(parents=True, exist_ok=True)
         (checkout / "build" / name).symlink_to(root / "build" / name)
     template = checkout / "images" / f"{TARGET}.Dockerfile.j2"
@@ -131,7 +131,7 @@ def _make(
 def _add_packages(
     image: str, python: str, folder: Path, programs: Programs, reporter: Reporter
 ) -> None:
-    # The pip of this machine knows where packages come from; none of that gets into the image.
+    # This machine's pip knows which index to use; none of its configuration gets into the image.
     argv: list[str | Path] = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
     argv += ["--no-compile", "--only-binary", ":all:", "--python-version", python]
     for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014"):
@@ -144,7 +144,7 @@ def _add_packages(
 
 
 def _save(archive: Path, programs: Programs) -> None:
-    """Keep the base, and only this one of its kind."""
+    """Save the base as an archive, and remove older archives of its kind."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     for old in archive.parent.glob(f"{archive.name.partition('-')[0]}-*.tar"):
         old.unlink()
@@ -161,4 +161,4 @@ def _docker(programs: Programs) -> Docker:
 
 
 def _unheard(line: str) -> None:
-    """What a short build says is of no interest; its error carries the last of it."""
+    """Discard the output of a short build; its error carries the last lines."""

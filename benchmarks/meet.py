@@ -1,24 +1,24 @@
-"""How long the agents of many nodes take to meet by torchrun's static rendezvous, on this machine.
+"""Measure how long many nodes' agents take to meet by torchrun's static rendezvous, on one machine.
 
 usage: python -m benchmarks.meet [--nodes 256 512 1024 2000] [--small] [--output DIR]
 
 Every node is torch's own agent (benchmarks/scale/agent.py) in a thread of one of a few processes;
-node 0, whose store all of them use, has a process of its own. In the place of a node's 8 processes
-the agent connects to the store 8 times, as they do, and asks what gloo's lazy start asks. Then all
-agents leave by torch's own barrier. Of each number of nodes:
+node 0, whose store all of them use, has a process of its own. In place of a node's 8 processes, the
+agent connects to the store 8 times, as they do, and makes the requests of gloo's lazy start. Then
+all agents leave through torch's own barrier. For each number of nodes:
 
-met           seconds from the first agent's beginning until all have their ranks
-connected     seconds from then until the ranks are connected and have asked
+met           seconds from the start of the first agent until all have their ranks
+connected     seconds from then until the ranks are connected and have made their requests
 left          seconds from when all are asked to leave until the last has left
-descriptors   files that node 0 has open once all are connected, sockets nearly all
-threads       of node 0 then
-memory        bytes of node 0 then, less those before
-busy          processor seconds of node 0, all in all
+descriptors   files that node 0 has open once all are connected, nearly all of them sockets
+threads       of node 0 at that time
+memory        bytes of node 0 at that time, minus those before
+busy          processor seconds of node 0 in total
 
-All nodes share this machine's processors, and nothing goes over a network. torch looks the name of
-each connection's other side up; where no name server answers that takes seconds each, so run it as
-`unshare -rn sh -c 'ip link set lo up; exec python -m benchmarks.meet'`. Writes meet.json to
-benchmarks/results/; exits 1 where an agent does not get its own ranks.
+All nodes share this machine's processors, and nothing goes over a network. torch looks up the name
+of each connection's other side; where no name server answers, each lookup takes seconds, so run it
+as `unshare -rn sh -c 'ip link set lo up; exec python -m benchmarks.meet'`. Writes meet.json to
+benchmarks/results/; exits 1 if an agent does not get its own ranks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from benchmarks.models import machine
 from tests.support.ports import free_ports
 
 NODES = (256, 512, 1024, 2000)
-RANKS = 8  # of a node
-PROCESSES = 4  # that the other nodes are threads of
+RANKS = 8  # per node
+PROCESSES = 4  # the processes among which the threads of the other nodes are divided
 TIMEOUT = 300.0  # s
 STACK = 1 << 20  # bytes of a thread
 
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def measure(nodes: int, processes: int) -> dict[str, Any]:
-    """Let so many nodes meet, and leave; what was seen of it."""
+    """Let `nodes` nodes meet and leave, and return the measurements."""
     port = str(free_ports(1)[0])
     step = -(-(nodes - 1) // processes)
     others = [range(begin, min(begin + step, nodes)) for begin in range(1, nodes, step)]
@@ -80,7 +80,7 @@ def measure(nodes: int, processes: int) -> dict[str, Any]:
         for part in (range(1), *others)
     ]
     try:
-        _say_all(parts)  # all have loaded torch before the first one begins
+        _say_all(parts)  # wait until all have loaded torch before the first one begins
         met = _say_all(parts)
         seen, *_ = _say_all(parts)  # of node 0, while all are connected
         left = _say_all(parts)
@@ -109,7 +109,7 @@ def measure(nodes: int, processes: int) -> dict[str, Any]:
 
 
 def _say_all(parts: Sequence[subprocess.Popen[str]]) -> list[dict[str, Any]]:
-    """Wait until all have said something, and let them go on."""
+    """Wait until every process has reported something, then let all of them go on."""
     said = []
     for one in parts:
         assert one.stdout is not None
@@ -125,7 +125,7 @@ def _say_all(parts: Sequence[subprocess.Popen[str]]) -> list[dict[str, Any]]:
 
 
 def be_agents(nodes: int, port: int, begin: int, end: int) -> None:
-    """Be some of the agents, in a process of their own; does not return."""
+    """Run the agents of nodes begin..end-1, in a process of their own; does not return."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     from benchmarks.scale.agent import Agent
@@ -141,7 +141,7 @@ def be_agents(nodes: int, port: int, begin: int, end: int) -> None:
     while not all(one.connected for one in agents):
         for agent, thread in zip(agents, threads, strict=True):
             if not thread.is_alive() and not agent.connected:
-                os._exit(1)  # its thread has printed why; the others would wait for it
+                os._exit(1)  # its thread has printed why; the others would wait for it forever
         time.sleep(0.05)
     _say(
         {
@@ -167,11 +167,11 @@ def be_agents(nodes: int, port: int, begin: int, end: int) -> None:
     spent = resource.getrusage(resource.RUSAGE_SELF)
     busy = round(spent.ru_utime + spent.ru_stime, 1)
     _say({"asked": asked, "left": time.time(), "busy": busy})
-    os._exit(0)  # thousands of connections are not taken down one by one
+    os._exit(0)  # closing thousands of connections one by one would take too long
 
 
 def _say(what: dict[str, Any]) -> None:
-    """Tell what has been done, and wait until all have done so."""
+    """Report what has been done, and wait until all processes have reported."""
     print(json.dumps(what), flush=True)
     sys.stdin.readline()
 

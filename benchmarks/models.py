@@ -1,16 +1,17 @@
-"""How fast the models are: on a CPU beside their own matrix products, on a GPU beside others.
+"""Measure the models' speed: on a CPU against their matrix products, on a GPU against references.
 
 usage: python -m benchmarks.models [--rounds 5] [--small] [--output DIR]
 
-On the CPU, for Mamba-130m and Mamba-2-130m: a step (forward and backward, one sequence of 512,
-fp32) over the time of the step's own matrix products: for every linear layer and the output
-embedding, the one of the forward pass and the two of the backward pass. Both are timed in turns,
-and the ratio is that of the medians. Memory is the peak of a process of its own during one step,
-at 2048 over that at 512; and the same without what was there before the step (the weights).
-Then benchmarks/throughput.py, whole training steps beside the references; without a GPU that
-runs with tiny models, to try it, and is no result.
+On the CPU, for Mamba-130m and Mamba-2-130m: the time of a step (forward and backward, one sequence
+of 512, fp32) over the time of the step's own matrix products: for every linear layer and the output
+embedding, one in the forward pass and two in the backward pass. The two are timed alternately, and
+the ratio is that of the medians. Memory is the peak during one step, in a process of its own, at
+2048 over that at 512; and the same without what was in use before the step (the weights).
+Then benchmarks/throughput.py runs: whole training steps beside the references. Without a GPU it
+uses tiny models, which only checks that it works and is no result.
 
-Writes models.json to benchmarks/results/ and exits 1 where a goal is missed. Take a quiet machine.
+Writes models.json to benchmarks/results/ and exits 1 if a goal is missed. Use an otherwise idle
+machine.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ def main() -> int:
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Time a model's step and its products in turns, and find its peaks of memory."""
+    """Time a model's step and its products alternately, and measure its peaks of memory."""
     model, tokens = filled(name), text(name, LENGTH)
     products = Products(model, LENGTH)
     for work in (products.run, lambda: step(model, tokens)):
-        work()  # the first time takes longer
+        work()  # the first run takes longer
     times = [(timed(products.run), timed(lambda: step(model, tokens))) for _ in range(rounds)]
     least, whole = (statistics.median(column) for column in zip(*times, strict=True))
     (short, before), (long, _) = (peak_of(name, length) for length in (LENGTH, LONG))
@@ -95,7 +96,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
 
 
 class Products:
-    """The matrix products of one step, on numbers of their own."""
+    """The matrix products of one step, on random numbers."""
 
     def __init__(self, model: nn.Module, rows: int) -> None:
         layers = [one for one in model.modules() if isinstance(one, nn.Linear)]
@@ -144,10 +145,10 @@ def peak_of(name: str, length: int) -> tuple[int, int]:
 
 
 def peak(name: str, length: int) -> dict[str, int]:
-    """Resident memory before a step, and the most during it, in bytes (Linux)."""
+    """Return resident memory before a step, and its peak during the step, in bytes (Linux)."""
     model, tokens = filled(name), text(name, length)
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     step(model, tokens)
     return {"before": before, "peak": resident("VmHWM")}
 

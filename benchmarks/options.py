@@ -1,4 +1,4 @@
-"""What all benchmarks share: flags, where results go, what a missed goal means, how they end."""
+"""What all benchmarks share: flags, where results go, what a missed goal means, how they exit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def parser(description: str | None, page: str | None = None) -> argparse.ArgumentParser:
-    """A parser with --small and --output, and --docs where the benchmark writes into a page."""
+    """Make a parser with --small and --output, and --docs if the benchmark writes into a page."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -46,7 +46,7 @@ def parser(description: str | None, page: str | None = None) -> argparse.Argumen
 
 
 def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line; what is written when all is measured must have its place by now."""
+    """Parse the command line, and check now that the results can be written at the end."""
     given = made.parse_args()
     place, written = folder(given), page(given)
     if written is not None and not written.is_file():
@@ -63,7 +63,7 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def page(given: argparse.Namespace) -> Path | None:
-    """The page that is written; None where none is."""
+    """Return the page that the benchmark writes its tables into; None if it writes none."""
     chosen: Path | None = given.docs
     if chosen is None and folder(given) == RESULTS:
         chosen = ROOT / "docs" / "background"
@@ -71,7 +71,7 @@ def page(given: argparse.Namespace) -> Path | None:
 
 
 def folder(given: argparse.Namespace) -> Path | None:
-    """Where results go; None where none is kept."""
+    """Return the folder for results; None if none are kept."""
     found: Path | None = given.output or (None if given.small else RESULTS)
     return found
 
@@ -84,7 +84,7 @@ def finish(
     met: bool,
     fill: Callable[[Path], object] | None = None,
 ) -> int:
-    """Keep a result as NAME.json, then `fill` the page; the exit code: 1 where a goal is missed."""
+    """Store NAME.json, then `fill` the page; returns the exit code, 1 for a missed goal."""
     place, written = folder(given), page(given)
     if place is not None:
         (place / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -94,7 +94,7 @@ def finish(
 
 
 def require_file(path: Path, flag: str = "--file") -> Path:
-    """The squash file at a path, or a `MissingError` that says how one is made."""
+    """Return the path of a squash file; raises `MissingError`, which says how to make one."""
     if not path.is_file():
         shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         raise MissingError(f"the squash file {shown} is not there", fix=f"make sqsh, or {flag}")
@@ -102,12 +102,12 @@ def require_file(path: Path, flag: str = "--file") -> Path:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Carry a benchmark out to its exit code; a known error is a few lines, not a traceback.
+    """Run a benchmark and exit with its code; a known error prints a few lines, not a traceback.
 
-    When it is asked to end it leaves by way of every `finally`: nothing that it started stays.
+    A signal to end runs every `finally`, so nothing that the benchmark started is left behind.
     """
     for number in ENDING:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup makes SIGHUP ignored
             signal.signal(number, _ended)
     try:
         code = main()
@@ -121,7 +121,7 @@ def run(main: Callable[[], int]) -> NoReturn:
 
 
 def _ended(number: int, frame: FrameType | None) -> NoReturn:
-    for one in ENDING:  # another signal would cut short what follows
+    for one in ENDING:  # another signal would interrupt the cleanup
         if signal.getsignal(one) == _ended:
             signal.signal(one, lambda number, frame: None)
     sys.exit(128 + number)

@@ -1,16 +1,16 @@
-"""How long packing takes, beside the least that it could take, and what it takes of the machine.
+"""Measure how long packing takes, against the least possible time, and which resources it needs.
 
 usage: python -m benchmarks.pack [--runs 5] [--small] [--no-reference] [--output DIR]
 
-Packs one image of 2.0 GB (benchmarks/image.py) from a docker daemon of its own, in every way that
-there is, and holds the medians against the goals. All rows are whole commands, one after the
-other in each round, in another order each time: what ran just before a row changes what it takes.
+Packs one image of 2.0 GB (benchmarks/image.py) from a docker daemon of its own, in every supported
+way, and compares the medians with the goals. Each row is a whole command; a round runs all of them,
+in a different order each time, because what ran just before a row affects its time.
 The first round does not count; the image's files are in the page cache.
-Writes pack.json and pack.png to benchmarks/results/ and exits 1 where a goal is missed.
+Writes pack.json and pack.png to benchmarks/results/ and exits 1 if a goal is missed.
 
---small takes an image of 170 MB and one round.
-Needs root (it mounts the daemon's layers, and runs two rows as an ordinary user) and docker.io; for
-the row with reflinks mkfs.xfs (xfsprogs), and for one reference row tar2sqfs (squashfs-tools-ng).
+--small uses an image of 170 MB and one round.
+Needs root (it mounts the daemon's layers, and runs two rows as an ordinary user) and docker.io; the
+row with reflinks needs mkfs.xfs (xfsprogs), and one reference row tar2sqfs (squashfs-tools-ng).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def measure(runs: int, *, small: bool, references: bool) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(daemon())
         socket = Path(host.removeprefix("unix://"))
-        socket.parent.chmod(0o711)  # the socket's group may reach it
+        socket.parent.chmod(0o711)  # let the socket's group reach it
         os.environ["DOCKER_HOST"] = host
         work = stack.enter_context(tempfile.TemporaryDirectory(prefix="sqshforge-bench-"))
         folder = Path(work)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 
 def fill(page: str, tables: Mapping[str, str]) -> str:
-    """Put each table between the two comments of its name: `<!-- NAME -->`, `<!-- end of NAME -->`.
+    """Put each table between its two comments: `<!-- NAME -->` and `<!-- end of NAME -->`.
 
-    Raises ValueError for one that has no place in the page.
+    Raises ValueError for a table that has no place in the page.
     """
     for name, text in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
@@ -21,13 +21,13 @@ def fill(page: str, tables: Mapping[str, str]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Format a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def seconds(value: float) -> str:
-    """A time in a unit that suits it, to two or three digits."""
+    """Format a time in a suitable unit, with two or three digits."""
     for name, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if value >= 2 * size:
             return f"{_digits(value / size)} {name}"
@@ -35,7 +35,7 @@ def seconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes in a unit that suits them."""
+    """Format a size in a suitable unit."""
     for name, unit in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if value >= unit:
             return f"{_digits(value / unit)} {name}"

@@ -1,14 +1,14 @@
-"""How long `make sqsh` takes after an edit of training/, by engine; the goal is 5 s at most.
+"""Measure how long `make sqsh` takes after an edit of training/, per engine; goal: at most 5 s.
 
 usage: python -m benchmarks.rebuild [--engine buildah|docker] [--rounds 5] [--small] [--output DIR]
 
-With both engines, one after the other, unless --engine names one (--small: buildah alone);
-docker by a daemon of its own.
+Measures both engines, one after the other, unless --engine names one (--small: buildah only);
+docker runs with a daemon of its own.
 
-In a clone of this checkout, builds and packs cpu-mamba once by `make sqsh`. Then, `rounds` times,
-edits one file of training/ and runs `make sqsh` again; does so right after a commit; and packs an
-image that was built after an edit, beside a cold pack of the same image, which is to take at least
-four times as long. Writes rebuild-ENGINE.json to benchmarks/results/, and the table of
+In a clone of this checkout, builds and packs cpu-mamba once with `make sqsh`. Then, `rounds` times,
+it edits one file of training/ and runs `make sqsh` again; does the same right after a commit; and
+packs an image that was built after an edit, both from the cache and cold; the cold pack should take
+at least four times as long. Writes rebuild-ENGINE.json to benchmarks/results/, and the table of
 docs/background/performance.md.
 """
 
@@ -34,16 +34,17 @@ from tests.support.engines import CLIENT, daemon
 
 ENGINES = ("buildah", "docker")
 PAGE = options.ROOT / "docs" / "background" / "performance.md"
-GOAL = 5.0  # seconds, of an edit's `make sqsh`
-GOAL_PACK = 0.25  # of a cold pack
+GOAL = 5.0  # seconds for `make sqsh` after an edit
+GOAL_PACK = 0.25  # times the seconds of a cold pack
 FROM_CACHE = "all but /sqshforge comes from the cache of bases"
-# Of a make that runs this, and of a user: another engine, the code of another checkout.
+# Variables of a `make` that runs this, or of the user, that would choose another engine or another
+# checkout's code.
 FOREIGN = ("ENGINE", "OFFLINE", "TARGET", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHONPATH")
 
 
 @dataclass(frozen=True)
 class Clone:
-    """A clone of the checkout that is edited, and the engine that it is built with."""
+    """A clone of the checkout, which is edited and built with one engine."""
 
     place: Path
     engine: str
@@ -66,10 +67,10 @@ class Clone:
             self.programs.capture([*git, "commit", "--quiet", "--message", "an edit"])
 
     def timed(self, *words: str, warm: bool = False) -> float:
-        """How long a command takes, in seconds; a `warm` one packs from the cache of bases."""
+        """Time a command in seconds; only a `warm` one may, and must, use the cache of bases."""
         said: list[str] = []
         started = time.monotonic()
-        self.programs.follow(words, said.append, cwd=self.place)  # make ends what it runs, as we do
+        self.programs.follow(words, said.append, cwd=self.place)  # make stops its children as we do
         took = time.monotonic() - started
         if any(FROM_CACHE in line for line in said) != warm:
             raise SystemExit("\n".join([f"{' '.join(words)}:", *said]))
@@ -80,7 +81,7 @@ class Clone:
 
 
 def measure(clone: Clone, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each kind of command, a number for each round."""
+    """Return the seconds of each kind of command, one number per round."""
     found: dict[str, list[float]] = {name: [] for name in ("edit", "commit", "pack", "cold")}
     cold = f".venv/bin/sqshforge pack cpu-mamba --engine {clone.engine}".split()
     cold += ["--no-cache", "--force", "-o", "build/cold.sqsh"]
@@ -111,10 +112,10 @@ def main() -> int:
 
 
 def of_engine(engine: str, given: argparse.Namespace) -> int:
-    """Measure one engine, and keep its result; the exit code: 1 where a goal is missed."""
+    """Measure one engine and store its result; returns the exit code, 1 if a goal is missed."""
     with contextlib.ExitStack() as stack:
         if engine == "docker":
-            # Debian's own client first, which has BuildKit.
+            # Debian's own client comes first, because it has BuildKit.
             os.environ["PATH"] = f"{CLIENT.parent}:{os.environ['PATH']}"
             os.environ["DOCKER_HOST"] = stack.enter_context(daemon())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sqshforge-bench-"))
@@ -150,7 +151,7 @@ def of_engine(engine: str, given: argparse.Namespace) -> int:
 
 
 def kept(folder: Path | None) -> dict[str, dict[str, Any]]:
-    """The results in a folder, by engine."""
+    """Return the results in a folder, by engine."""
     places = {engine: folder / f"rebuild-{engine}.json" for engine in ENGINES} if folder else {}
     return {
         engine: json.loads(path.read_text()) for engine, path in places.items() if path.exists()
@@ -158,7 +159,7 @@ def kept(folder: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def shown(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of docs/background/performance.md, a column for each engine."""
+    """Format the table of docs/background/performance.md, with a column for each engine."""
     engines = [one for one in ENGINES if one in results]
 
     def cells(name: str) -> list[str]:

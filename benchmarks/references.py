@@ -1,6 +1,6 @@
-"""The models that others would train, made as their own libraries make them.
+"""The models that users would train otherwise, built the way their own libraries build them.
 
-Weights are float32 and computed with in bfloat16 by autocast; the loss is torch's cross-entropy of
+Weights are float32 and autocast computes in bfloat16; the loss is torch's cross-entropy of
 float32 logits, as in both libraries' own examples.
 
 Shapes: b batch, l length, v vocabulary size.
@@ -21,15 +21,15 @@ from training.convert import hf
 from training.models import Mamba2Config, MambaConfig, Sizes
 
 Step = Callable[[Tensor, Tensor], Tensor]
-"""The loss () of tokens and the tokens that follow them, (b, l) each."""
+"""Maps tokens and the tokens that follow them, (b, l) each, to the loss, ()."""
 
 Make = Callable[[torch.device], tuple[nn.Module, Step]]
 
 
 def reference_of(sizes: Sizes, recompute: int, device: torch.device) -> tuple[str, Make] | None:
-    """The library that others would take, and the model as it makes it; None where it is not here.
+    """Return the library that users would train with, and how it makes the model; None if missing.
 
-    recompute: every N-th block keeps its input alone; 0: none. mamba-ssm computes on GPUs only.
+    recompute: every N-th block keeps only its input; 0: none. mamba-ssm runs on GPUs only.
     """
     if not isinstance(sizes, MambaConfig | Mamba2Config):
         return "transformers", functools.partial(_transformers, sizes, recompute)

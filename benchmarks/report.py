@@ -1,4 +1,4 @@
-"""The goals of packing, and what was measured as a table, a plot and JSON."""
+"""The goals of packing, and the measurements as a table, a plot and JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.engines import CLIENT
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A goal: a row takes at most `factor` times other rows together (or seconds)."""
+    """A goal: a row takes at most `factor` times the sum of other rows, or `factor` seconds."""
 
     row: str
     factor: float
@@ -56,7 +56,7 @@ BARS = (
 
 
 def cpu_seconds() -> float:
-    """CPU seconds that this process has taken, and its children that have ended."""
+    """Return the CPU seconds of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
@@ -90,7 +90,7 @@ def tools(programs: Programs) -> dict[str, str]:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Print all as a table."""
+    """Print the result as tables."""
     bars = {bar["row"]: bar for bar in result["bars"]}
     table = Table("row", "median s", "ratio", "goal", "")
     for row in result["rows"]:

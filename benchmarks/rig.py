@@ -1,4 +1,4 @@
-"""The image in a daemon of its own, and the commands that pack it and are timed."""
+"""The image in a daemon of its own, and the packing commands to be timed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROFILE = "shared"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A command to be timed, and what comes before it and does not count."""
+    """A command to be timed, and an untimed preparation that runs before it."""
 
     name: str
     what: str
@@ -40,7 +40,7 @@ class Row:
 
 
 class Rig:
-    """The image in its daemon, and the commands that pack it, in a folder that goes away."""
+    """The image in its daemon, and the commands that pack it, in a temporary folder."""
 
     def __init__(self, folder: Path, bench: image.Bench, socket: Path, programs: Programs) -> None:
         self.folder = folder
@@ -127,7 +127,7 @@ class Rig:
         return [*self.as_user(), *self._pack(source, place)]
 
     def references(self) -> list[Row]:
-        """What else could be done by hand; pack also sees its output safely on the disk."""
+        """Rows of what could be done by hand; unlike these, pack also syncs its output to disk."""
         out = self.folder / "floor" / "out.sqsh"
         tree = self.folder / "tree"
         squash = shlex.join(self._squash_words())
@@ -159,18 +159,18 @@ class Rig:
         ]
 
     def warm(self, name: str) -> None:
-        """Pack the image once where a cached row has its cache."""
+        """Pack the image once to fill the cache that a cached row uses."""
         pack = self._by_user if name == "edits" else self._pack
         run(pack(f"dockerd://{image.NAME}", name), self._places(name), self.programs)
 
     def as_user(self) -> list[str]:
-        """The words before a command that an ordinary user of docker gives."""
+        """The words that run a command as an ordinary user who may use docker."""
         words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", f"--groups={self.group}"]
         return [*words, "--inh-caps=-all"]
 
     @contextlib.contextmanager
     def mounted(self) -> Iterator[Path]:
-        """The image's layers, read-only, where the floor finds them."""
+        """Mount the image's layers read-only where the row `floor` expects them."""
         asked = self.programs.capture([CLIENT, "image", "inspect", image.NAME])
         layers = json.loads(asked)[0]["GraphDriver"]["Data"]
         lower = ":".join(layers[name] for name in ("UpperDir", "LowerDir") if layers.get(name))
@@ -184,7 +184,7 @@ class Rig:
 
     @contextlib.contextmanager
     def reflinks(self) -> Iterator[bool]:
-        """Have a file system with reflinks for its row; false where none can be made."""
+        """Mount a file system with reflinks for its row; yields False if none can be made."""
         if self.programs.which("mkfs.xfs") is None:
             yield False
             return
@@ -214,12 +214,12 @@ class Rig:
         return [*words, "-o", output, "--profile", PROFILE]
 
     def _places(self, name: str) -> dict[str, str]:
-        """The home, the cache and the temporary folder beside an output."""
+        """Environment variables that put the home, cache and temporary folder beside an output."""
         folder = str(self.folder / name)
         return {"HOME": folder, "SQSHFORGE_CACHE": f"{folder}/cache", "TMPDIR": folder}
 
     def _squash_words(self) -> list[str]:
-        """The options that pack itself gives, so that the rows differ in nothing else."""
+        """The mksquashfs options that pack itself uses, so that the rows differ in nothing else."""
         tracker = Tracker("", None, "bytes")
         return Squasher(self.options, self.programs, tracker).arguments()
 
@@ -234,7 +234,7 @@ class Rig:
 
 
 def timed(row: Row, programs: Programs) -> float:
-    """How long a row's command takes, with nothing left to be written from what was before."""
+    """Time a row's command in seconds, after everything written before it has been synced."""
     row.before()
     os.sync()
     started = time.monotonic()
@@ -261,10 +261,10 @@ def run(
 
 
 def peak(row: Row, layers: Path, programs: Programs) -> dict[str, int]:
-    """What a command takes at most of memory and disk, in a run that is not timed.
+    """Measure a command's peak use of memory and disk, in an untimed run.
 
-    Disk is what there is beyond the output and the cache: temporary files, whatever lies beside
-    the output, and new layers of the daemon.
+    Disk is what exists beyond the output and the cache: temporary files, whatever lies beside the
+    output, and new layers of the daemon.
     """
     row.before()
     cache, place = Path(row.env["SQSHFORGE_CACHE"]), Path(row.env["TMPDIR"])
@@ -289,7 +289,7 @@ def peak(row: Row, layers: Path, programs: Programs) -> dict[str, int]:
 
 
 def expect_user(rig: Rig, data: Path) -> None:
-    """See that the ordinary user can do what the row needs, and not more than that."""
+    """Check that the ordinary user can do what the row needs, and no more than that."""
     if rig.group == 0:
         raise MissingError("there is no group docker", fix="apt-get install docker.io")
     code = f"import os, sys, sqshforge.cli.main; sys.exit(os.access({str(data)!r}, os.X_OK))"
@@ -312,7 +312,7 @@ def _empty(folder: Path) -> None:
 
 
 def facts(tree: Path, rig: Rig) -> dict[str, Any]:
-    """How large the image is. Reading it all brings it to the page cache, too."""
+    """Return the size of the image. Reading all of it also brings it into the page cache."""
     entries = bytes_ = 0
     seen = set()
     for folder, folders, files in os.walk(tree):

@@ -1,26 +1,26 @@
-"""How long training stands still for a checkpoint, and how long reading it again takes.
+"""Measure how long training stands still for a checkpoint, and how long reading it again takes.
 
 usage: python -m benchmarks.save [--model NAME] [--interval 10] [--saves 5] [--small] [--output DIR]
 
-Trains Mamba-130m by its own entry point on two processes (FSDP2, gloo), one sequence of 128 each,
-with async_checkpoint=True and then False, each without and with checkpoint_in_memory, and reads
-what the runs tell. Of each kind of run:
+Trains Mamba-130m with its own entry point on two processes (FSDP2, gloo), one sequence of 128 each,
+with async_checkpoint=True and then False, each with and without checkpoint_in_memory, and reads
+what the runs report. For each kind of run:
 
-stall         seconds from a save's beginning to where training goes on, the median over the saves
-              (the one after the last step, for which a run must wait, does not count)
+stall         seconds from the beginning of a save until training continues, the median over the
+              saves (the one after the last step, for which a run must wait, does not count)
 step          seconds of a step, the median over those during which nothing was saved or written
 share         the stall over the time of the steps between two checkpoints (interval x step)
 slower        seconds by which the steps took longer while a checkpoint was written, without the
-              stall, the median over the saves: on a CPU the writing takes what the steps need
-written       seconds from a save's beginning to the complete checkpoint, the median
+              stall, the median over the saves: on a CPU, writing competes with the steps
+written       seconds from the beginning of a save to the complete checkpoint, the median
 
 Then new processes read the last checkpoint, as a restart in place does, and compare it with its
-manifest: `read` has the seconds of each time, from the copies in memory, from the file system while
-its files are in the page cache, and after the cache has let go of them (which a tmpfs cannot).
+manifest: `read` has the seconds of each read, from the copies in memory, from the file system while
+its files are in the page cache, and after they have been dropped from it (not possible on a tmpfs).
 
-Goal: in the background the share is at most 5 %. An interval of a real run is many times this one,
-and the share so much smaller. Writes save.json to benchmarks/results/ and exits 1 where the goal is
-missed. Take a quiet machine.
+Goal: in the background the share is at most 5 %. A real run saves at many times this interval, so
+its share is smaller by the same factor. Writes save.json to benchmarks/results/ and exits 1 if the
+goal is missed. Use an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from training import manifest
 from training.checkpoint import memory_folder
 from training.checkpoint.memory_folder import MemoryFolder
 
-GOAL = 0.05  # of the time between two checkpoints
+GOAL = 0.05  # share of the time between two checkpoints
 RANKS = 2
 LENGTH = 128
-BUSY = 0.5  # processes that waited for a processor in the minute before
+BUSY = 0.5  # load average of the last minute above which the machine counts as busy
 READS = 3  # of each kind
 READ = re.compile(r"^read in ([\d.]+) s: ([\d.]+) [GM]B from the nodes' memory, ([\d.]+) ", re.M)
 SAVED = re.compile(r"^saved .*/step_(\d+)_ckp in ([\d.]+) s, for ([\d.]+) s", re.MULTILINE)
@@ -55,7 +55,7 @@ SAVED = re.compile(r"^saved .*/step_(\d+)_ckp in ([\d.]+) s, for ([\d.]+) s", re
 
 @dataclass(frozen=True)
 class Save:
-    """A checkpoint of a run, in seconds: until it was complete, and while training waited."""
+    """A checkpoint of a run: seconds until it was complete, and seconds that training waited."""
 
     step: int
     written: float
@@ -108,7 +108,7 @@ def main() -> int:
 def measure(
     model: str, interval: int, saves: int, reads: int, *, background: bool, in_memory: bool
 ) -> dict[str, Any]:
-    """Train once and sum up what the run reports; with copies in memory, read the last again."""
+    """Train once and sum up the run's report; with copies in memory, read the last one again."""
     last = interval * (saves + 1) - 1
     memory = MemoryFolder("bench", os.environ, memory_folder.places(os.environ), wanted=in_memory)
     with tempfile.TemporaryDirectory(prefix="sqshforge-bench-") as folder:
@@ -147,7 +147,7 @@ def measure(
 
 
 def reading(folder: Path, flags: Sequence[str], times: int) -> dict[str, list[float]]:
-    """Start the run again, which is over, so many times from each place; seconds of reading."""
+    """Restart the finished run `times` times for each place; returns the seconds of reading."""
     found: dict[str, list[float]] = {"memory": [], "page cache": [], "file system": []}
     for place, seconds in found.items():
         for _ in range(times):
@@ -166,13 +166,13 @@ def reading(folder: Path, flags: Sequence[str], times: int) -> dict[str, list[fl
 
 
 def summary(times: list[float], saves: list[Save], interval: int) -> dict[str, Any]:
-    """Sum up a run by the seconds of its steps, the first is step 1, and its saves.
+    """Sum up a run from its saves and the seconds of its steps; the first is step 1.
 
-    A stall is in the time of the step that comes after it.
+    The time of a step includes the stall of the save before it.
     """
     during = {save.step: steps_during(times, save) for save in saves}
     disturbed = {step for steps in during.values() for step in steps}
-    # The first step is slower: memory is taken, kernels are chosen.
+    # The first step is slower: it allocates memory and chooses kernels.
     plain = [time for step, time in enumerate(times, 1) if step > 1 and step not in disturbed]
     step = statistics.median(plain)
     slower = [
@@ -191,7 +191,7 @@ def summary(times: list[float], saves: list[Save], interval: int) -> dict[str, A
 
 
 def steps_during(times: list[float], save: Save) -> list[int]:
-    """Find the steps in whose time a checkpoint was written; one at least, which has the stall."""
+    """Return the steps during which a checkpoint was written: at least the one with the stall."""
     step, passed = save.step + 1, 0.0
     found = []
     while passed < save.written and step <= len(times):

@@ -1,11 +1,11 @@
-"""What changes at 8, 64, 512 and 4,096 nodes: models, simulated, of what cannot be run here.
+"""Simulate what changes at 8, 64, 512 and 4,096 nodes, with models of what cannot be run here.
 
 usage: python -m benchmarks.scale_sim [--output DIR] [--docs DIR]
 
-Computes and simulates how an image comes to the nodes, what checkpoints and failures cost, how
+Computes and simulates how an image reaches the nodes, what checkpoints and failures cost, how
 processes meet and what they read (benchmarks/scale/, each number's source in facts.py). Writes
-scale.json to benchmarks/results/, and into docs/background/ the tables of scale.md and of the pages
-below it, and their pictures, the same every time, within a minute. It takes numpy and matplotlib.
+scale.json to benchmarks/results/, and into docs/background/ the tables and pictures of scale.md and
+of the pages below it, the same every time, within a minute. Needs numpy and matplotlib.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tools that make a file out of an earlier one, for benchmarks.delta.
+"""Tools that make a file from an earlier one, for benchmarks.delta.
 
-Each makes the file `after` out of `before` in an empty folder, and returns what that took.
+Each makes the file `after` from `before` in an empty folder, and returns the resources used.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs, failed
 
-WINDOW = "--long=31"  # zstd finds what is alike up to 2 GiB apart
+WINDOW = "--long=31"  # zstd finds matches up to 2 GiB apart
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Bytes that are sent; CPU seconds, of both ends and of the receiver; the peak of memory."""
+    """Bytes sent, CPU seconds of both ends and of the receiver alone, and the peak of memory."""
 
     bytes: int
     cpu_seconds: float
-    receiver_cpu_seconds: float | None  # None: not known apart
+    receiver_cpu_seconds: float | None  # None: cannot be separated
     memory_bytes: int
 
 
 def by_rsync(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
-    """As between two machines; between two folders rsync would copy the whole file."""
+    """Send as between two machines: between two local folders rsync would copy the whole file."""
     there = work / "there.sqsh"
     shutil.copyfile(before, there)
     argv: list[str | Path] = ["rsync", "--no-whole-file", "--ignore-times", "--stats", after, there]
@@ -41,7 +41,7 @@ def by_rsync(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
 
 
 def by_casync(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
-    """Chunks that the first file has are taken from it; casync finds them by chunking it again."""
+    """Send the chunks that the first file lacks; casync chunks it again to find the others."""
     had, store = work / "had", work / "store.castr"
     used(["casync", "make", f"--store={had}", work / "had.caibx", before])
     _, cpu, memory = used(["casync", "make", f"--store={store}", work / "index.caibx", after])
@@ -55,7 +55,7 @@ def by_casync(before: Path, after: Path, work: Path, programs: Programs) -> Sent
 
 
 def by_zstd(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
-    """A patch, made where both files are, and applied where the first one is."""
+    """Send a patch, made where both files are, and applied where only the first one is."""
     patch, made = work / "patch.zst", work / "made.sqsh"
     words: list[str | Path] = ["zstd", "-q", WINDOW, f"--patch-from={before}"]
     _, cpu, memory = used([*words, after, "-o", patch])
@@ -72,7 +72,7 @@ SENDERS: Mapping[str, Callable[[Path, Path, Path, Programs], Sent]] = {
 
 
 def used(argv: list[str | Path]) -> tuple[str, float, int]:
-    """What a program prints; CPU seconds and peak bytes of it and its children."""
+    """Run a program; returns its output, and CPU seconds and peak bytes of it and its children."""
     words = [str(word) for word in argv]
     code = "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:])\n"
     code += "u = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
@@ -87,6 +87,6 @@ def used(argv: list[str | Path]) -> tuple[str, float, int]:
 
 
 def same(made: Path, wanted: Path) -> None:
-    """Raise `WorkError` where a tool has not made the file that it was to make."""
+    """Raise `WorkError` if a tool has not made the expected file."""
     if not filecmp.cmp(made, wanted, shallow=False):
         raise WorkError("the tool made a file that is not the second one", where=str(made))

@@ -1,29 +1,29 @@
-"""How long a cold start takes to its first training step, and what it reads meanwhile.
+"""Measure how long a cold start takes to its first training step, and what it reads meanwhile.
 
 usage: python -m benchmarks.start [--target NAME ...] [--latency MS ...] [--reader NAME ...]
                                   [--order NAME ...] [--block SIZE ...] [--level N] [--counts]
                                   [--small] ...
 
-Starts the training of mamba_fsdp's tiny model out of a squash file of which nothing is in memory,
-from a server with a latency (nbdkit's filter `delay`; nbdfuse makes a file of it), for each
+Starts the training of mamba_fsdp's tiny model from a squash file, no part of which is in memory,
+on a server with a latency (nbdkit's filter `delay`; nbdfuse presents it as a file), for each
 
-target      cpu-mamba; cuda-mamba where it is named: on a stand-in for NVIDIA's base, which is built
+target      cpu-mamba; cuda-mamba if it is named: on a stand-in for NVIDIA's base, which is built
             first, and without a GPU
-latency     0, 1 and 5 ms a request
-reader      what mounts the file: kernel (as root), squashfuse, squashfuse_ll; those that are here
+latency     0, 1 and 5 ms per request
+reader      what mounts the file: kernel (as root), squashfuse, squashfuse_ll; those available
 order       walk: files in the order of their folders; hot: hot files first (recipes/hot); warm: the
             same, and the start reads the hot range ahead (WARM)
-block       128K, 256K, 1M (of cuda-mamba 1M alone); at zstd level 3, unless --level says another
+block       128K, 256K, 1M (cuda-mamba: 1M only); at zstd level 3, unless --level says otherwise
 
-Each of these options can be given several times, and measures a part: `--latency 1 --reader
-kernel`. What is measured replaces the same rows of the result; rows of another image are removed.
+Each of these options can be given several times to measure only a part: `--latency 1 --reader
+kernel`. New measurements replace the same rows of the result; rows of another image are removed.
 
-Bytes and requests are those of the server until the first step has ended, but for what a machine
-that is short of memory reads again. They hardly depend on what else it does, seconds do: --counts
-keeps none. Beside the seconds of a start that reads ahead are those of reading the hot range alone,
-and of a second start, for which all is in memory. Writes start.json to benchmarks/results/, and the
-tables and the picture of docs/background/cold-start.md. All of a target takes some 20 minutes of a
-quiet machine.
+Bytes and requests are counted at the server until the first step has ended, without what a machine
+that is short of memory reads again. They hardly depend on the machine's other load, but seconds do:
+--counts keeps no seconds. A start that reads ahead also has the seconds of reading the hot range
+alone, and of a second start, with everything in memory. Writes start.json to benchmarks/results/,
+and the tables and the picture of docs/background/cold-start.md. One target takes some 20 minutes on
+an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from sqshforge.squash import request
 LATENCIES = (0, 1, 5)  # milliseconds
 ORDERS = ("walk", "hot", "warm")
 BLOCKS = ("128K", "256K", "1M")
-AXES = ("target", "level", "block", "order", "reader", "latency_ms")  # what a row is of
+AXES = ("target", "level", "block", "order", "reader", "latency_ms")  # what identifies a row
 PAGE = ROOT / "docs" / "background" / "cold-start.md"
 
 
@@ -111,7 +111,7 @@ def parsed() -> argparse.Namespace:
 def measure(
     given: argparse.Namespace, target: str, place: Path, programs: Programs, reporter: Reporter
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Pack an image in each way, and start each file as asked for; what names it, and its rows."""
+    """Pack an image in each way and start each file as asked; returns its identity and rows."""
     with contextlib.ExitStack() as until_packed:
         if given.small:
             address, listed = hot.small_image(place), small_list()
@@ -148,13 +148,13 @@ def measure(
 
 
 def in_memory(behind: Served, reader: str, command: Command) -> dict[str, float]:
-    """Seconds of a start of which an earlier one has brought all into memory."""
+    """Time a start for which an earlier one has brought everything into memory."""
     again = starting.start(behind, reader, command, is_warm=True)
     return {"memory_seconds": round(again.seconds, 2)}
 
 
 def blocks(given: argparse.Namespace, target: str) -> list[str]:
-    """The block sizes that are asked for, or those of a target."""
+    """Return the block sizes given on the command line, or those of a target."""
     if given.block:
         asked: list[str] = given.block
         return asked
@@ -164,7 +164,7 @@ def blocks(given: argparse.Namespace, target: str) -> list[str]:
 
 
 def identity(files: dict[tuple[str, bool], Path]) -> str:
-    """What tells the image of these files from others."""
+    """Return what distinguishes the image of these files from others."""
     facts = request.read_record(next(iter(files.values())))
     assert facts is not None
     of_image = request.record_image(facts)
@@ -172,7 +172,7 @@ def identity(files: dict[tuple[str, bool], Path]) -> str:
 
 
 def chosen(given: argparse.Namespace, target: str) -> list[tuple[str, str, str, int]]:
-    """The combinations that are asked for, in an order that favours none."""
+    """Return the requested combinations in random order, which favors none."""
     every = [
         (block, order, reader, latency)
         for block in blocks(given, target)
@@ -192,7 +192,7 @@ def packed(
     programs: Programs,
     reporter: Reporter,
 ) -> dict[tuple[str, bool], Path]:
-    """The image packed in each way that is asked for, by block and whether hot files come first."""
+    """Pack the image in each requested way; returns files by block size and "hot files first"."""
 
     def one(block: str, is_hot: bool) -> Path:
         plain = squash.Options.of("shared", hot=listed if is_hot else NONE)
@@ -212,18 +212,18 @@ def packed(
 
 
 def small_list() -> HotList:
-    """The files that the small run's start reads."""
+    """Return the files that the small run's start reads."""
     return HotList.of(f"usr/data/{index:03}" for index in range(5, hot.FILES, 10))
 
 
 def counted(one: Started, *, counts: bool) -> dict[str, Any]:
-    """What is kept of a start."""
+    """Return the figures of a start that go into its row."""
     new = distinct(one.requests)
     asked, size = (sum(read.length for read in reads) for reads in (one.requests, new))
     found: dict[str, Any] = {
         "bytes": size,
         "requests": len(new),
-        "bytes_again": max(0, asked - size),  # pages are whole, the file's last one is not
+        "bytes_again": max(0, asked - size),  # pages are whole, except the file's last one
     }
     if not counts:
         most, count = busiest(new)
@@ -232,7 +232,7 @@ def counted(one: Started, *, counts: bool) -> dict[str, Any]:
 
 
 def shown(row: dict[str, Any]) -> str:
-    """A row as a line."""
+    """Format a row as one line."""
     took = f", {row['seconds']:.1f} s" if "seconds" in row else ""
     of = ", ".join(row[axis] for axis in ("target", "reader", "block", "order"))
     return (
@@ -241,15 +241,15 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def before(path: Path) -> dict[str, Any]:
-    """The result that is there; nothing where there is none."""
+    """Return the existing result; empty if there is none."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A result with what an older one has beside it, of other targets and of the same images.
+    """Return a result plus an older one's rows for other targets and for the same images.
 
-    A row that was counted anew keeps its seconds.
+    A row that was only counted anew keeps its seconds.
     """
     known = old.get("images", {})
     outdated = {target for target, image in new["images"].items() if known.get(target) != image}

@@ -1,18 +1,18 @@
-"""Whole training steps on one GPU: tokens a second, MFU and peak memory, beside the references.
+"""Measure whole training steps on one GPU: tokens/s, MFU and peak memory, beside the references.
 
 usage: python -m benchmarks.throughput [--models NAME ...] [--lengths N ...] [--steps 10]
                                        [--profile] [--output FILE.json]
 
-Each model of ours, and beside it the one that its users would take instead, with the same sizes,
+Runs each of our models and the implementation that users would run otherwise, with the same sizes,
 data, optimizer (fused AdamW) and precision (bfloat16 with float32 master weights, by autocast for
 the reference): mamba-ssm's own model class for Mamba and Mamba-2, transformers' for Llama and the
 hybrids. Both run in one process, one after the other, ours first; the first steps do not count; a
-step's time is the median. The losses stand beside each other in the result.
-MFU is by training.trainer.flops; recomputation counts for nothing. --profile takes one more step
-and lists the kernels that it spends its time in.
+step's time is the median. The result lists the losses of both side by side.
+MFU is computed by training.trainer.flops; recomputation does not count as work. --profile runs one
+more step and lists the kernels that take the most time.
 
-The runs fit a GPU of 141 GB; what needs more memory than there is says so and the rest goes on.
-FILE.json is written after each model, so that what is cut short has what it had.
+The runs fit a GPU of 141 GB; a run that does not fit the memory says so, and the others go on.
+FILE.json is written after each model, so an interrupted benchmark keeps what it has measured.
 Without a GPU the tiny models run on the CPU, to try the benchmark itself: that is no result.
 """
 
@@ -41,15 +41,15 @@ from training.process_group import Group, start, stop
 from training.trainer import flops
 from training.trainer.metrics import device_name
 
-SKIPPED = 3  # first steps, which compile and tune
-KERNELS = 12  # that a profile lists
+SKIPPED = 3  # first steps, not counted: they compile and tune
+KERNELS = 12  # the longest, which a profile lists
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: a model, the sequences of a step, and the blocks that are computed again.
+    """One training: a model, the sequences of a step, and the blocks to recompute.
 
-    recompute: every N-th block of ours; 0: none. theirs: the same of the reference. Its autocast
+    recompute: every N-th block of ours; 0: none. theirs: the same for the reference, whose autocast
     keeps a second copy of the weights for the backward pass, as ours does unless it reshards.
     """
 
@@ -85,19 +85,19 @@ TINY = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What one training did; the numbers are None where it did not fit the memory."""
+    """The measurements of one training; the numbers are None if it did not fit the memory."""
 
     who: str
     tokens_per_second: float | None
     mfu: float | None = None
     peak_bytes: int | None = None
     retries: int | None = None
-    """Times that memory was short, and what was kept for later let go: each waits for the GPU."""
+    """Times that memory was short and the cache was freed, each of which waits for the GPU."""
     seconds: tuple[float, ...] = ()
-    """Of each step that counts."""
+    """Seconds of each counted step."""
     losses: tuple[float, ...] = ()
     kernels: tuple[tuple[str, float], ...] = ()
-    """Milliseconds of a step: in all kernels, then in each, the longest first."""
+    """Milliseconds per step: of all kernels together, then of each, the longest first."""
 
 
 def main() -> int:
@@ -139,7 +139,7 @@ def compare(
     profile: bool = False,
     output: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure every pair, or the given ones, that this machine can run."""
+    """Measure every pair that this machine can run, or the given ones."""
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     if not on_gpu:
@@ -167,7 +167,7 @@ def compare(
 
 
 def versions() -> dict[str, str | None]:
-    """What the numbers depend on beside the device; None where it is not installed."""
+    """Return the versions that the numbers depend on; None for what is not installed."""
     found: dict[str, str | None] = {"torch": torch.__version__, "cuda": torch.version.cuda}
     for name in ("triton", "mamba_ssm", "causal_conv1d", "flash_attn", "transformers"):
         try:
@@ -178,7 +178,7 @@ def versions() -> dict[str, str | None]:
 
 
 def lines(run: Run, one: Measured) -> list[str]:
-    """What is printed of a training: one line, and one for each kernel of its profile."""
+    """Format a training as one line, plus one for each kernel of its profile."""
     start = f"{run.name}, {run.batch} x {run.length}, {one.who}: "
     if one.tokens_per_second is None:
         return [start + "out of memory"]
@@ -192,12 +192,12 @@ def lines(run: Run, one: Measured) -> list[str]:
 def measured(
     run: Run, make: Make, who: str, steps: int, device: torch.device, profile: bool
 ) -> Measured:
-    """Train on one random text, over and over, and measure."""
+    """Train on the same random text over and over, and measure."""
     try:
         found = _measured(run, make, who, steps, device, profile)
     except torch.cuda.OutOfMemoryError:
         found = Measured(who, None)
-    gc.collect()  # modules and their parameters point at each other
+    gc.collect()  # modules and their parameters form reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return found
@@ -222,7 +222,7 @@ def _measured(
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return round(loss.item(), 4)  # waits for the device
+        return round(loss.item(), 4)  # synchronizes with the device
 
     times, losses = [], []
     for _ in range(SKIPPED + steps):
@@ -250,7 +250,7 @@ def _retries(device: torch.device) -> int:
 
 
 def kernels(step: Callable[[], float], device: torch.device) -> tuple[tuple[str, float], ...]:
-    """The milliseconds that a step spends in all kernels, and in each, the longest first."""
+    """Return the milliseconds of a step in all kernels together and in each, the longest first."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -269,7 +269,7 @@ def kernels(step: Callable[[], float], device: torch.device) -> tuple[tuple[str,
 
 
 def ours(run: Run, group: Group) -> Make:
-    """Our model as training makes it: FSDP over one rank, float32 master weights."""
+    """Make our model as training does: FSDP over one rank, float32 master weights."""
 
     def make(device: torch.device) -> tuple[nn.Module, Step]:
         config = ParallelConfig(
@@ -286,7 +286,7 @@ def ours(run: Run, group: Group) -> Make:
 
 
 class _DrawnThere:
-    """First values as training has them, but for matrices, which the device draws in no time."""
+    """Initial values as in training, except for large matrices, which the device draws quickly."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         with torch.device("meta"):

@@ -1,14 +1,14 @@
-"""How fast texts are tokenized: beside the library tokenizers' own encode_batch, on the same text.
+"""Measure how fast texts are tokenized, against the library tokenizers' encode_batch on them.
 
 usage: python -m benchmarks.tokenize [--rounds 5] [--megabytes 8] [--output DIR]
 
-The text is python's standard library; the tokenizer, a byte-level BPE of 8000 tokens, is trained on
-a part of it. Both sides have one thread and the text in memory-mapped files: encode_batch takes the
-texts and its encodings are let go; the other is a whole run from open texts to a set in its
-place. They take turns, and the ratio is that of the medians. Then the samples that training reads
-from the set, in millions of tokens a second.
+The text is Python's standard library; the tokenizer, a byte-level BPE of 8000 tokens, is trained on
+a part of it. Both sides have one thread and the text in memory-mapped files: encode_batch gets the
+texts and its encodings are discarded; ours is a whole run, from open texts to a finished data set.
+They alternate, and the ratio is that of the medians. Then it measures how fast training reads
+samples from the set, in millions of tokens a second.
 
-Writes tokenize.json to benchmarks/results/ and exits 1 where a goal is missed. Take a quiet
+Writes tokenize.json to benchmarks/results/ and exits 1 if a goal is missed. Use an otherwise idle
 machine.
 """
 
@@ -39,7 +39,7 @@ GOAL = 0.9  # x the speed of encode_batch
 READ_GOAL = 5.0  # millions of tokens a second
 SEQ_LEN = 1024
 TOGETHER = 1000
-"""Texts in a call of encode_batch, as many as the library datasets gives a mapped function."""
+"""Texts per call of encode_batch, as many as datasets passes to a mapped function."""
 
 
 def main() -> int:
@@ -108,7 +108,7 @@ def measure(folder: Path, rounds: int, megabytes: int) -> dict[str, Any]:
 
 
 def write_texts(folder: Path, size: int) -> Texts:
-    """Write so much text as a parquet file, and a tokenizer made for it; open the text."""
+    """Write about `size` characters as a parquet file, with a tokenizer for them; open the text."""
     found: list[str] = []
     for path in sorted(Path(os.__file__).parent.glob("**/*.py")):
         text = path.read_text(errors="replace")

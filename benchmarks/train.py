@@ -1,19 +1,20 @@
-"""What the training loop adds to the bare step of a model, and what documents add to the loop.
+"""Measure what the training loop adds to a model's bare step, and what documents add to the loop.
 
 usage: python -m benchmarks.train [--rounds 21] [--small] [--output DIR]
 
-In one process, on the CPU, under FSDP2, two things take turns with the same model and optimizer:
+In one process, on the CPU, under FSDP2, two things alternate with the same model and optimizer:
 the loop (Trainer.turn: read ahead, vote, mark for the watch, collect and write metrics, report once
-a turn) and the bare step (forward, loss, backward, clipping, optimizer; its batch is there
-already). A round is 10 steps of one, then 10 of the other, in random order. The figure is the
-median over the rounds of the ratio of the two, which are next to each other: a machine that others
-use too drifts in minutes by more than the loop adds. The goal is 1.03.
+a turn) and the bare step (forward, loss, backward, clipping, optimizer; its batch is already
+loaded). A round is 10 steps of each, in random order. The figure is the median over the rounds of
+the ratio of the two neighboring times, because a shared machine drifts within minutes by more than
+the loop adds. The goal is 1.03.
 
-In the same way two loops take turns on the same packed documents, of 1 to 127 tokens: one with
+In the same way two loops alternate on the same packed documents, of 1 to 127 tokens: one with
 reset_documents, for which nearly every chunk of a row has a boundary in it, and one without. The
 goal is 1.03 too.
 
-Writes train.json to benchmarks/results/ and exits 1 where the goal is missed. Take a quiet machine.
+Writes train.json to benchmarks/results/ and exits 1 if the goal is missed. Use an otherwise idle
+machine.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ STEPS = 10
 GOAL = 1.03
 WARM = 3
 LONGEST = 127
-"""Tokens of a document; the mean is 64."""
+"""Tokens of the longest document; the mean is 64."""
 STDLIB = Path(sysconfig.get_path("stdlib"))
 SETTINGS = {"seq_length": 256, "batch_size": 4, "num_steps": 10**6}
 MODELS: dict[str, Sizes] = {
@@ -77,13 +78,13 @@ def main() -> int:
 
 
 Ways = dict[str, Callable[[], object]]
-"""Two ways to take a step, by their names; the first is held against the second."""
+"""Two ways to take a step, by name; the first is compared with the second."""
 
 
 def measure(
     name: str, sizes: Sizes, ways: Ways, rounds: int, steps: int, warm: int
 ) -> dict[str, Any]:
-    """Time two ways of one model in turns; seconds a step, medians, after `warm` steps of each."""
+    """Time two ways alternately, after `warm` steps of each; returns median seconds per step."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     for step in ways.values():
         timed(step, warm)
@@ -107,7 +108,7 @@ def summary(row: dict[str, Any]) -> str:
 
 @contextmanager
 def of_the_loop(name: str, sizes: Sizes, folder: Path, steps: int, group: Any) -> Iterator[Ways]:
-    """Take turns of the loop, and bare steps of the same model."""
+    """Yield a turn of the loop and a bare step of the same model."""
     text = f"text:{STDLIB}/*.py"
     with looping(name, sizes, folder, text, steps, group) as trainer:
         yield {"loop": trainer.turn, "bare": bare(trainer)}
@@ -115,7 +116,7 @@ def of_the_loop(name: str, sizes: Sizes, folder: Path, steps: int, group: Any) -
 
 @contextmanager
 def of_documents(name: str, sizes: Sizes, folder: Path, steps: int, group: Any) -> Iterator[Ways]:
-    """Take turns of the loop on the same packed documents, which begin anew or do not."""
+    """Yield turns of two loops on the same packed documents, with and without reset_documents."""
     text = b"".join(path.read_bytes() for path in sorted(STDLIB.glob("*.py"))[:40])
     lengths = random.Random(1)
     with PackedWriter(folder / "short.npy") as packed:
@@ -137,7 +138,7 @@ def of_documents(name: str, sizes: Sizes, folder: Path, steps: int, group: Any) 
 def looping(
     name: str, sizes: Sizes, folder: Path, data: str, steps: int, group: Any, **more: Any
 ) -> Iterator[Trainer]:
-    """Set up a run that reports once in so many steps, and says nothing."""
+    """Set up a run that reports once every `steps` steps, and prints nothing."""
     settings = {
         **SETTINGS,
         "report_interval": steps,
@@ -155,7 +156,7 @@ def looping(
 
 
 def bare(trainer: Trainer) -> Callable[[], object]:
-    """Make the step that knows one batch only."""
+    """Make a step that uses the same batch every time."""
     batch = trainer.data.next_batch()
     model, optimizer = trainer.model, trainer.optimizer
     threshold = trainer.config.optim.grad_clip_thresh
@@ -170,7 +171,7 @@ def bare(trainer: Trainer) -> Callable[[], object]:
 
 
 def timed(way: Callable[[], object], steps: int) -> float:
-    """Seconds a step."""
+    """Return the seconds per step."""
     since = time.perf_counter()
     for _ in range(steps):
         way()

@@ -1,13 +1,13 @@
-"""How long steps wait for their data: FSDP on two processes, from three kinds of sources.
+"""Measure how long steps wait for their data: FSDP on two processes, with three kinds of sources.
 
 usage: python -m benchmarks.wait [--steps 40] [--small] [--output DIR]
 
 Trains mamba-tiny on sequences of 512 from packed files, from a set on disk and from a stream of
-JSON lines that is tokenized as it is read, each with the defaults for reading ahead (a thread, two
-batches) and without any (prefetch=0). The share of the time that steps waited is `data_wait` of
-metrics.jsonl, of the rank that waited longest; the first ten steps, in which all is opened, do not
-count. Writes wait.json to benchmarks/results/ and exits 1 where reading ahead misses the goal.
-Take a quiet machine: what other programs take of it is waited for as well.
+JSON lines that is tokenized as it is read, each with the default read-ahead (a thread, two batches)
+and with none (prefetch=0). The share of the time that steps waited is `data_wait` of metrics.jsonl,
+of the rank that waited longest; the first ten steps, which open everything, do not count. Writes
+wait.json to benchmarks/results/ and exits 1 if reading ahead misses the goal. Use an otherwise idle
+machine: contention from other programs shows up as waiting too.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def sources(folder: Path, documents: int) -> list[tuple[str, tuple[str, ...]]]:
-    """Write so many documents in each way; what reads them."""
+    """Write the same documents in each format; returns the name and the flags of each source."""
     chance = np.random.default_rng(0)
     texts = [
         chance.integers(97, 123, length, dtype=np.uint8).tobytes().decode()
@@ -91,7 +91,7 @@ def sources(folder: Path, documents: int) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def measure(save: Path, steps: int, *flags: str) -> list[float]:
-    """Train; the shares of all intervals but the first."""
+    """Train; returns the share of time waited in each report interval except the first."""
     done = run(
         2,
         "--model_name=mamba-tiny",

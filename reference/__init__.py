@@ -1,4 +1,4 @@
-"""The pages of docs/reference/ that are written from the code: `python -m reference`.
+"""Write the pages of docs/reference/ that come from the code: `python -m reference`.
 
-It stands beside `sqshforge` and `training`, which know nothing of each other, as it reads both.
+It is separate from `sqshforge` and `training`, which do not import each other, as it reads both.
 """

@@ -1,4 +1,4 @@
-"""Write the pages: `python -m reference`. Those that the code no longer gives are left alone."""
+"""Write the pages: `python -m reference`. Pages that are no longer generated are left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/cli.md: every command of sqshforge, as its --help has it."""
+"""docs/reference/cli.md: every command of sqshforge, as in its --help."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def text() -> str:
 def _commands(
     group: click.Group, context: click.Context
 ) -> Iterator[tuple[str, click.Command, click.Context]]:
-    """The commands of a group and of the groups in it, with how each is called."""
+    """Yield the commands of a group and of its subgroups, each with its path and context."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
@@ -49,12 +49,12 @@ def _summary(command: click.Command) -> str:
 
 
 def _section(path: str, command: click.Command, context: click.Context) -> Iterator[str]:
-    """A command's heading, how it is called, what it does, and its options."""
+    """Yield a command's heading, its usage, what it does, and its options."""
     usage = command.collect_usage_pieces(context)
     yield f"## {path}"
     yield "\n".join(["```", " ".join([context.command_path, *usage]), "```"])
     for paragraph in (command.help or "").split("\n\n"):
-        if paragraph.startswith("\b\n"):  # as it stands
+        if paragraph.startswith("\b\n"):  # click keeps such a paragraph as it stands
             yield "\n".join(["```", paragraph.removeprefix("\b\n").rstrip(), "```"])
         else:
             yield prose(paragraph)

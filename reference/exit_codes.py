@@ -1,4 +1,4 @@
-"""docs/reference/exit-codes.md: what programs end with."""
+"""docs/reference/exit-codes.md: the exit codes of the programs."""
 
 from __future__ import annotations
 

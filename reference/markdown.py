@@ -6,32 +6,32 @@ import re
 from collections.abc import Iterable, Sequence
 
 MARK = "<!-- Written by `make reference` from {source}. -->"
-"""How a page that is written from the code begins."""
+"""The first line of a page that is written from the code."""
 
 
 def page(title: str, source: str, *blocks: str) -> str:
-    """A page: what wrote it, its title, and blocks with an empty line between them."""
+    """Format a page: what wrote it, its title, and blocks separated by empty lines."""
     return "\n\n".join([MARK.format(source=source), f"# {title}", *blocks]) + "\n"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; its cells are Markdown already."""
+    """Format a table; its cells are Markdown already."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def code(text: str) -> str:
-    """A cell's word or words as code; none for none."""
+    """Format a cell's text as code; empty for an empty text."""
     return f"`{text}`".replace("|", "\\|") if text else ""
 
 
 def prose(text: str) -> str:
-    """A sentence of the code as Markdown, in one line: names, options and addresses are code."""
+    """Format a sentence as one line of Markdown, with names, options and addresses as code."""
     return " ".join(map(_word, text.split())).replace("` `", " ")
 
 
 def first_sentence(docstring: str) -> str:
-    """What a docstring says first."""
+    """Return the first sentence of a docstring."""
     return re.split(r"\.(?=\s)", docstring.strip(), maxsplit=1)[0].rstrip(".")
 
 

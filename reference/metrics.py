@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md: what a run logs, and under which names loggers show it."""
+"""docs/reference/metrics.md: what a run logs, and the names that loggers show it under."""
 
 from __future__ import annotations
 

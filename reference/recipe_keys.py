@@ -33,7 +33,7 @@ def text() -> str:
 
 
 def _keys(node: Node, parts: Mapping[str, Node], place: str) -> Iterator[list[str]]:
-    """The rows of a mapping's keys, and of what is below them."""
+    """Yield the rows of a mapping's keys and of those below them."""
     for name, entry in node["properties"].items():
         path = f"{place}{name}"
         value = _whole(entry, parts)
@@ -55,19 +55,19 @@ def _below(value: Node, parts: Mapping[str, Node], path: str) -> Iterator[list[s
 
 
 def _values(mapping: Node, parts: Mapping[str, Node]) -> Node:
-    """What the values of a mapping of names are; nothing for any other, or if they may be all."""
+    """Return the schema of a mapping's values; empty if it has no free names, or allows any."""
     named = list(mapping.get("patternProperties", {}).values())
     inner = named[0] if len(named) == 1 else mapping.get("additionalProperties")
     return _whole(inner, parts) if isinstance(inner, Mapping) else {}
 
 
 def _items(several: Node, parts: Mapping[str, Node]) -> Node:
-    """What the entries of a list are; nothing for what is no list."""
+    """Return the schema of a list's entries; empty if it is not a list."""
     return _whole(several.get("items", {}), parts)
 
 
 def _whole(entry: Node, parts: Mapping[str, Node]) -> Node:
-    """What an entry is: that which it refers to, and of null and another, the other."""
+    """Return an entry's schema, following its reference, and for "null or another" the other."""
     choices = [one for one in entry.get("anyOf", ()) if one.get("type") != "null"]
     if len(choices) == 1:
         return _whole(choices[0], parts)

@@ -1,8 +1,8 @@
-"""mkdocs' hook: links that leave docs/ hold on the site too, as they do in a checkout.
+"""mkdocs' hook that keeps links that leave docs/ working on the site, as they do in a checkout.
 
-Pages and pictures of other folders that docs/ links to become part of the site, below project/. A
-link to anything else, such as code, leads to the published checkout where `repo_url` names it; else
-its words stay and the link goes.
+Pages and pictures outside docs/ that docs/ links to become part of the site, below project/. A link
+to anything else, such as code, leads to the published checkout if `repo_url` is set; otherwise only
+its text stays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OUTSIDE = (
     *("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "launch/README.md"),
     *("recipes/keys/README.md", "benchmarks/results/pack.png"),
 )
-"""Files of the checkout that are part of the site beside docs/."""
+"""Files of the checkout outside docs/ that are part of the site."""
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 PICTURE = re.compile(r"(!\[[^\]]*\])\((?!\w+:)([^)\s]+)\)")
 ESCAPED = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
@@ -29,19 +29,19 @@ CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Take the pages of other folders in."""
+    """Add the pages from outside docs/."""
     for path in OUTSIDE:
         files.append(File.generated(config, f"{FOLDER}/{path}", abs_src_path=str(ROOT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Put the site's own addresses into the links of a page."""
+    """Replace the links of a page by addresses on the site."""
     return unescaped(relinked(markdown, page.file.src_uri, config.repo_url))
 
 
 def unescaped(text: str) -> str:
-    """A text whose tables have no backslash before a `|` of code: mkdocs would show it."""
+    """Remove the backslash before each `|` in code inside tables, which mkdocs would show."""
 
     def plain(row: re.Match[str]) -> str:
         return SPAN.sub(lambda code: code[0].replace("\\|", "|"), row[0])
@@ -50,7 +50,7 @@ def unescaped(text: str) -> str:
 
 
 def relinked(text: str, uri: str, repository: str | None) -> str:
-    """A page's text with links that hold on the site.
+    """Return a page's text with links that work on the site.
 
     uri: the page's place on the site. repository: where the checkout is published, if it is.
     """
@@ -69,13 +69,13 @@ def relinked(text: str, uri: str, repository: str | None) -> str:
         there = _on_site(_place(uri, found[2]))
         return f"{found[1]}({_relative(there, uri)})" if there else found[0]
 
-    parts = CODE.split(text)  # every other one is code
+    parts = CODE.split(text)  # every second part is code
     parts[::2] = [PICTURE.sub(picture, LINK.sub(link, part)) for part in parts[::2]]
     return "".join(parts)
 
 
 def _place(uri: str, target: str) -> str:
-    """Where in the checkout a link of a page leads."""
+    """Return the path in the checkout that a page's link leads to."""
     own = PurePosixPath(uri)
     inside = own.parts[0] == FOLDER
     page = PurePosixPath(*own.parts[1:]) if inside else PurePosixPath("docs") / own
@@ -83,7 +83,7 @@ def _place(uri: str, target: str) -> str:
 
 
 def _on_site(place: str) -> str | None:
-    """The place on the site of a file of the checkout; None for what is not there."""
+    """Return a file's path on the site; None if it is not part of the site."""
     if place in OUTSIDE:
         return f"{FOLDER}/{place}"
     path = PurePosixPath(place)

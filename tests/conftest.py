@@ -1,4 +1,4 @@
-"""Fixtures that several parts share; everything in them is the real thing."""
+"""Fixtures that several parts share; none of them mocks anything."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ ROOT = Path(__file__).resolve().parent.parent
 JOBS = ROOT / "tests/training/job"
 pytest_plugins = ["tests.support.process_guard"]
 
-# Before torch is imported. Tests run side by side, a core each; with more threads than cores
-# OpenMP's waiting took four times the processor's time.
+# Set before torch is imported. Tests run side by side, one per core; with more threads than cores,
+# OpenMP's busy waiting took four times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# As of torch 2.4, in seconds; before, torchrun looked every five seconds for processes that ended.
+# In seconds, as of torch 2.4; by default torchrun polls only every five seconds for ended
+# processes.
 os.environ.setdefault("PET_MONITOR_INTERVAL", "0.1")
-# Before Triton is imported, as torch may do: without a GPU its interpreter runs kernels.
+# Set before Triton is imported, which torch may do: without a GPU, its interpreter runs kernels.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-# Hundreds of processes import training/: a fifth of a small run's time is compiling it anew.
+# Hundreds of processes import training/; compiling it anew would take a fifth of a small run's
+# time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
@@ -39,7 +41,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No base of a test's goes to the user's own cache."""
+    """Keep the tests' bases out of the user's own cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SQSHFORGE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -47,7 +49,7 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def overlays() -> None:
-    """Buildah and skopeo keep and find what is an ordinary user's where sqshforge looks for it."""
+    """Point buildah and skopeo at an ordinary user's storage and logins, as sqshforge does."""
     from sqshforge.host import rootless
     from sqshforge.network import access
 
@@ -60,7 +62,7 @@ def overlays() -> None:
 
 @pytest.fixture(scope="session")
 def packed_image() -> Iterator[Path]:
-    """build/cpu-mamba.sqsh of this very checkout, built and packed once by buildah."""
+    """Build and pack build/cpu-mamba.sqsh of this checkout once, with buildah."""
     from sqshforge import engine, project, recipe
     from sqshforge import lock as locks
     from sqshforge.build import build
@@ -72,7 +74,7 @@ def packed_image() -> Iterator[Path]:
     path = ROOT / "build" / "cpu-mamba.sqsh"
     path.parent.mkdir(exist_ok=True)
     with (path.parent / ".tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several test processes does the work
+        fcntl.flock(lock, fcntl.LOCK_EX)  # only one of several test processes does the work
         programs, reporter = Programs(), Reporter(quiet=True)
         what = recipe.find("cpu-mamba", ROOT / "recipes")
         locked = locks.load(what, ROOT / "recipes")
@@ -80,7 +82,7 @@ def packed_image() -> Iterator[Path]:
         built = build.build(what, locked, chosen, ROOT, programs, reporter)
         image = address.parse(built.source, programs)
         hot = HotList.read(project.Project(ROOT).hot_list("cpu-mamba"))
-        options = pack.Options.of("shared", hot=hot)  # as make sqsh has it
+        options = pack.Options.of("shared", hot=hot)  # as `make sqsh` does
         rootless.call_as_root(
             lambda: pack.pack(image, path, options, programs, reporter), built.source, programs
         )
@@ -89,20 +91,21 @@ def packed_image() -> Iterator[Path]:
 
 @pytest.fixture
 def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No docker daemon answers, whatever runs on this machine."""
+    """Make sure that no docker daemon answers, even if one runs on this machine."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
 
 
 @pytest.fixture(scope="session")
 def as_root() -> None:
-    """A fixture that only root can set up asks for this: it marks the tests as taking root."""
+    """Requested by fixtures that only root can set up, to mark their tests as needing root."""
 
 
 @pytest.fixture
 def usual_hangup() -> Iterator[None]:
-    """What the test starts has SIGHUP's usual meaning, also under nohup, which has it ignored.
+    """Give SIGHUP its default effect in what the test starts, even under nohup, which ignores it.
 
-    By a handler, which nobody inherits: the tests themselves go on after a hangup, as nohup says.
+    This sets a handler, which child processes do not inherit, so the tests themselves still survive
+    a hangup, as nohup promises.
     """
     before = signal.signal(signal.SIGHUP, lambda number, frame: None)
     yield
@@ -111,15 +114,15 @@ def usual_hangup() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def usual_interrupt() -> Iterator[None]:
-    """Ctrl-C ends the tests, whatever a run in this process has made of it (StopRequest)."""
+    """Let Ctrl-C end the tests, whatever a run in this process has set for it (StopRequest)."""
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:
-    """A shell that starts this in the background has two signals ignored, and so has all below it.
+    """Restore SIGINT and SIGQUIT, which a shell ignores in background jobs and all their children.
 
-    The tests send them to programs that they started, so they have their usual meaning here.
+    The tests send these signals to programs that they start, which need their usual effect.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -127,15 +130,15 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` selects by what is marked here
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by the marks set here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the long ones: at the end, the other processes would wait for them.
+    """Start with the long tests: at the end, the other processes would have to wait for them.
 
-    Then come those of jobs, which wait more than they compute: while there are others beside them,
-    these use the processors.
+    Then come the tests of jobs, which wait more than they compute, so that others can use the
+    processors meanwhile.
 
-    Mark what takes root by a fixture, and let each report carry why its test may be skipped. What
-    takes the real enroot is no part of a run that does not ask for it by its mark.
+    Also mark tests that need root through a fixture, and record in each report why its test may be
+    skipped. Tests that need the real enroot are deselected unless their mark is asked for.
     """
     if not re.search(r"(?<!not )\benroot\b", config.option.markexpr):
         of_enroot = [item for item in items if item.get_closest_marker("enroot")]
@@ -161,19 +164,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _needs_root(item: pytest.Item) -> bool:
-    """Tell whether a test takes root and we are not root: as root nothing is left out for it."""
+    """Tell whether a test needs root and we are not root; root runs every test."""
     return os.geteuid() != 0 and item.get_closest_marker("root") is not None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A skipped test is a failure, unless it takes hardware or rights that are not here."""
+    """Fail if a test was skipped for any reason but missing hardware or rights."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and session.exitstatus == 0 and _skipped_without_reason(reporter):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _skipped(reporter: pytest.TerminalReporter, why: str) -> list[pytest.TestReport]:
-    """The skipped tests that carry a reason of this kind."""
+    """Return the skipped tests that carry a reason of this kind."""
     skipped = reporter.stats.get("skipped", [])
     return [one for one in skipped if why in dict(getattr(one, "user_properties", ()))]
 
@@ -183,9 +186,9 @@ def _skipped_without_reason(reporter: pytest.TerminalReporter) -> list[pytest.Te
     return [one for one in reporter.stats.get("skipped", []) if one not in known]
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own: below its summary
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # wraps pytest's own, to print below its summary
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """End with the counts and with the reason of every skipped test, in plain words."""
+    """End with the counts and the reason for every skipped test, in plain words."""
     yield
     stats = terminalreporter.stats
     passed, skipped = (len(stats.get(name, [])) for name in ("passed", "skipped"))
