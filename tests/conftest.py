@@ -22,14 +22,12 @@ pytest_plugins = ["tests.support.process_guard"]
 # Set before torch is imported. Tests run side by side, one per core; with more threads than cores,
 # OpenMP's busy waiting took four times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# In seconds, as of torch 2.4; by default torchrun polls only every five seconds for ended
-# processes.
+# Seconds, as of torch 2.4; by default torchrun polls for ended processes only every five.
 os.environ.setdefault("PET_MONITOR_INTERVAL", "0.1")
 # Set before Triton is imported, which torch may do: without a GPU, its interpreter runs kernels.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-# Hundreds of processes import training/; compiling it anew would take a fifth of a small run's
-# time.
+# Hundreds of processes import training/: compiling it anew takes a fifth of a small run's time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 

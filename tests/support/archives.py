@@ -19,10 +19,10 @@ import zstandard
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
 from sqshforge.image.archive.image import open_image
 
-TIME = 1_600_000_000  # of every entry that is not given another
+TIME = 1_600_000_000  # of every entry that is given no other
 EPOCH = 1_700_000_000
 FILES = {"etc/environment": b"A=1\n", "etc/rc": b"#!/bin/sh\n"}
-# What the packer adds beside them where an image has it not.
+# What the packer adds if an image does not have it.
 SUPPLIED = {
     **dict.fromkeys(("dev", "proc", "sys"), "folder"),
     **dict.fromkeys(("etc/hostname", "etc/hosts", "etc/resolv.conf"), ""),
@@ -72,7 +72,7 @@ def layer(*members: Member, form: int = tarfile.PAX_FORMAT) -> bytes:
     return tar(members, form)
 
 
-# The kinds of archives, and two layers for any image.
+# The kinds of archives, and two layers that suit any image.
 KINDS = ("oci", "oci-archive", "docker-archive")
 PLAIN = layer(folder("bin"), file("bin/sh", b"shell", mode=0o755), symlink("sh", "bin/sh"))
 MORE = layer(file("bin/sh", b"other"), file(".wh.sh"), folder("sqshforge"), file("sqshforge/a"))
@@ -86,7 +86,7 @@ def dumped(value: Any) -> bytes:
     return value if isinstance(value, bytes) else json.dumps(value).encode()
 
 
-# What an image has as /etc, and where the files go then.
+# What an image has as /etc, and the folder that the files then go to.
 HOMES: dict[str, tuple[list[Member], str]] = {
     "nothing": ([file("a")], "etc"),
     "a folder": ([folder("etc", 0o711), file("etc/rc", b"own"), file("etc/x")], "etc"),
@@ -113,14 +113,14 @@ HOMES: dict[str, tuple[list[Member], str]] = {
 
 @dataclass(frozen=True)
 class Image:
-    """An image, and how it is written; what is not given is as it should be."""
+    """An image and how it is written; everything that is not given is valid."""
 
     layers: Sequence[bytes]
     packing: str = "tar"
     tag: str = "latest"
-    blobs: Mapping[int, bytes] = field(default_factory=dict)  # of a layer, other than its packing
+    blobs: Mapping[int, bytes] = field(default_factory=dict)  # of a layer, if not simply packed
     config: Any = None
-    manifest: Any = None  # a change to it: gets and gives the object
+    manifest: Any = None  # a function that returns a changed object
     index: Any = None
 
     def config_bytes(self) -> bytes:
@@ -141,7 +141,7 @@ class Image:
         return [self.blobs.get(n, b"") or pack(one) for n, one in enumerate(self.layers)]
 
     def oci_files(self) -> dict[str, bytes]:
-        """The files of an OCI layout, by path."""
+        """Return the files of an OCI layout, by path."""
         config, found = self.config_bytes(), dict[str, bytes]()
         suffix = "" if self.packing == "tar" else f"+{self.packing}"
 
@@ -165,7 +165,7 @@ class Image:
         return found
 
     def docker_members(self) -> list[Member]:
-        """What `docker save` writes, of before version 25."""
+        """Return what `docker save` writes before version 25."""
         config = self.config_bytes()
         members, layers = [], []
         for number, one in enumerate(self.packed()):
@@ -186,11 +186,11 @@ class Image:
 
 
 def write(image: Image, kind: str, place: Path) -> str:
-    """Write an image as an archive of a kind; gives its address."""
+    """Write an image as an archive of a kind; returns its address."""
     if kind == "docker-archive":
         place.write_bytes(tar(image.docker_members()))
     elif kind == "oci-archive":
-        owner = {"uid": os.geteuid(), "gid": os.getegid()}  # skopeo unpacks it
+        owner = {"uid": os.geteuid(), "gid": os.getegid()}  # so that skopeo can unpack it
         files = image.oci_files().items()
         place.write_bytes(tar(file(name, data, **owner) for name, data in files))
     else:
@@ -199,7 +199,7 @@ def write(image: Image, kind: str, place: Path) -> str:
 
 
 def put(files: Mapping[str, bytes], place: Path) -> None:
-    """Files below a folder."""
+    """Write files below a folder."""
     for name, data in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(data)
@@ -214,7 +214,7 @@ def output(
     advance: Callable[[float], None] = lambda amount: None,
     xattrs: bool = False,
 ) -> bytes:
-    """The tar that is made of an image."""
+    """Return the tar made from an image."""
     out = io.BytesIO()
     with open_image(address) as image:
         image.write_tar(out, keep, layers, files, EPOCH, advance, xattrs=xattrs)
@@ -222,7 +222,7 @@ def output(
 
 
 def parsed(data: bytes) -> Tree:
-    """The entries of a tar, by name; no name may come twice."""
+    """Return the entries of a tar, by name; fails if a name occurs twice."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         members = archive.getmembers()
         assert len({member.name for member in members}) == len(members)
@@ -236,7 +236,7 @@ def parsed(data: bytes) -> Tree:
 
 
 def shape(tree: Tree) -> dict[str, str]:
-    """What a tree is, in words: enough to compare it with what is expected at a glance."""
+    """Describe a tree in words: enough to compare it with the expected one at a glance."""
     return {name: _shape(*tree[name]) for name in sorted(tree)}
 
 
@@ -251,13 +251,13 @@ def _shape(member: tarfile.TarInfo, content: bytes) -> str:
 
 
 def merged(place: Path, *layers: bytes, **options: Any) -> dict[str, str]:
-    """The shape of an image of these layers, without the files of enroot."""
+    """Return the shape of an image of these layers, without enroot's files."""
     address = write(Image(layers), "docker-archive", place / "image.tar")
     return shape(parsed(output(address, files={}, **options)))
 
 
 def with_layer(image: Image, number: int, blob: bytes) -> Image:
-    """The image with another blob for a layer, whose diff_id stays what it was."""
+    """Return the image with another blob for a layer, whose diff_id stays the same."""
     return replace(image, blobs={**image.blobs, number: blob})
 
 
@@ -267,7 +267,7 @@ END = bytes(1024)
 
 
 def header(name: bytes = b"a", kind: bytes = b"0", size: bytes = b"0", **fields: bytes) -> bytes:
-    """A tar header of any content, with a right checksum unless one is given."""
+    """Make a tar header of any content, with a valid checksum unless one is given."""
     raw = bytearray(512)
     places = {"mode": 100, "uid": 108, "mtime": 136, "target": 157, "magic": 257, "major": 329}
     raw[: len(name)] = name
@@ -281,7 +281,7 @@ def header(name: bytes = b"a", kind: bytes = b"0", size: bytes = b"0", **fields:
 
 
 def extended(data: bytes, kind: bytes = b"x") -> bytes:
-    """An extended header with these bytes, and the entry that it is of."""
+    """Make an extended header with these bytes, and the entry that it describes."""
     head = header(b"x", kind, b"%o" % len(data))
     return head + data + bytes(-len(data) % 512) + header(b"a", b"0")
 
@@ -294,7 +294,7 @@ def record(key: bytes, value: bytes) -> bytes:
 
 
 def sparse(records: dict[bytes, bytes], stored: bytes = b"") -> bytes:
-    """A file whose map is in an extended header, or at the begin of what is stored."""
+    """Make a sparse file with its map in an extended header, or at the start of the stored data."""
     data = b"".join(record(b"GNU.sparse." + key, value) for key, value in records.items())
     head = header(b"x", b"x", b"%o" % len(data))
     body = header(b"a", b"0", b"%o" % len(stored)) + stored + bytes(-len(stored) % 512)
@@ -302,7 +302,7 @@ def sparse(records: dict[bytes, bytes], stored: bytes = b"") -> bytes:
 
 
 def old_sparse(offset: bytes, count: bytes, real: bytes, more: int = 0, stored: int = 0) -> bytes:
-    """A file whose map is in the header itself."""
+    """Make a sparse file with its map in the header itself."""
     raw = bytearray(header(b"a", b"S", b"%o" % stored, magic=b"ustar  \0"))
     raw[386 : 386 + len(offset)] = offset
     raw[398 : 398 + len(count)] = count
@@ -314,7 +314,7 @@ def old_sparse(offset: bytes, count: bytes, real: bytes, more: int = 0, stored: 
 
 
 def binary(value: int) -> bytes:
-    """A number as GNU tar writes those that octal digits cannot hold."""
+    """Encode a number that octal digits cannot hold, as GNU tar does."""
     return (
         b"\x80" + value.to_bytes(11, "big")
         if value >= 0
@@ -323,7 +323,7 @@ def binary(value: int) -> bytes:
 
 
 def refused(address: str, match: str, kind: type[SqshforgeError] = WorkError) -> None:
-    """Expect that an image is not taken, and that the error says why."""
+    """Expect that an image is refused, with an error that says why."""
     with pytest.raises(kind, match=match) as caught:
         output(address)
     assert caught.value.where or isinstance(caught.value, RequestError)

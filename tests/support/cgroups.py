@@ -1,4 +1,4 @@
-"""Cgroups of a test's own: what is started in one is confined, and ends with it."""
+"""Cgroups for a single test: programs started in one are confined, and end with it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ import pytest
 from sqshforge.host import cgroups
 from tests.support import processes
 
-TIMEOUT = 120.0  # seconds until what was killed is gone
+TIMEOUT = 120.0  # seconds until killed processes are gone
 
 
 @dataclass(frozen=True)
 class Cgroup:
-    """One of them, by the folder that shows it; what is below it is confined with it."""
+    """A cgroup, given by the folder that represents it; everything below it is confined too."""
 
     folder: Path
     version: int
 
     def starting(self) -> tuple[str, ...]:
-        """Words that start a program in it."""
+        """Return words that start a program in it."""
         return ("sh", "-c", 'echo $$ >"$0" && exec "$@"', str(self.folder / "cgroup.procs"))
 
     def below(self, name: str) -> Cgroup:
-        """Make one below this: in version 2, only the lowest ones have processes."""
+        """Make a cgroup below this one: in version 2, only the lowest ones may have processes."""
         (self.folder / name).mkdir()
         return Cgroup(self.folder / name, self.version)
 
     def out_of_memory(self) -> int:
-        """How many processes of it the kernel has killed for want of memory.
+        """Count the processes in it that the kernel has killed for lack of memory.
 
-        Version 1 forgets those of a cgroup below it that is gone.
+        Version 1 forgets those of a removed cgroup below it.
         """
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         shown = "\n".join(_texts(self.folder, name)[: 1 if self.version == 2 else None])
@@ -46,15 +46,15 @@ class Cgroup:
 
 @contextlib.contextmanager
 def cgroup(controller: str, settings: dict[str, str], *, top: bool = False) -> Iterator[Cgroup]:
-    """Make a cgroup with those settings, which have their names of version 2.
+    """Make a cgroup with these settings, named as in version 2.
 
-    It lies below the one that this process is in, or on top of all: there a docker daemon has its
-    own in every hierarchy under the same path. Skips the test where none can be made. In the end
-    all that runs in it is killed.
+    It lies below this process's own cgroup, or with `top` at the top of the hierarchy: there a
+    docker daemon has its own in every hierarchy under the same path. Skips the test if none can be
+    made. At the end, everything that runs in it is killed.
     """
     groups = sorted(
         cgroups.groups(Path("/"), controller),
-        # Where both versions are mounted, the controller is in the first.
+        # If both versions are mounted, the controller belongs to the first.
         key=lambda one: (one.version, len(one.folder.parts) * (1 if top else -1)),
     )
     if not groups:
@@ -97,14 +97,14 @@ def _settings(version: int, name: str, text: str) -> list[tuple[str, str]]:
 
 
 def _elsewhere(made: Cgroup) -> list[Path]:
-    """Where a cgroup of the same name lies in other hierarchies, if there is one."""
+    """Return the folders that a cgroup of the same name has in other hierarchies."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     points = [Path(line.split()[4]) for line in lines if " - cgroup" in line]
     return [point / made.folder.name for point in points if point != made.folder.parent]
 
 
 def _remove(folder: Path) -> None:
-    """Kill all that is in a cgroup, and remove it with those below."""
+    """Kill everything in a cgroup, and remove it with those below."""
 
     def emptied() -> bool:
         left = [int(pid) for text in _texts(folder, "cgroup.procs") for pid in text.split()]
@@ -112,7 +112,7 @@ def _remove(folder: Path) -> None:
         return not left
 
     def removed() -> bool:
-        with contextlib.suppress(OSError):  # busy, a moment after its last process
+        with contextlib.suppress(OSError):  # busy until shortly after its last process has ended
             for place, _, _ in os.walk(folder, topdown=False):
                 Path(place).rmdir()
         return not folder.exists()
@@ -130,9 +130,9 @@ def _until(done: Callable[[], bool], otherwise: str) -> None:
 
 
 def _texts(folder: Path, name: str) -> list[str]:
-    """What the files of that name say, that of the cgroup itself first."""
+    """Return the contents of the files of that name, starting with the cgroup's own."""
     found = []
     for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        with contextlib.suppress(OSError):  # it may go meanwhile
+        with contextlib.suppress(OSError):  # it may vanish meanwhile
             found.append((place / name).read_text())
     return found

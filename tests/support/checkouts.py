@@ -1,4 +1,4 @@
-"""Copies of the checkout that tests may edit, and what a build in one of them says."""
+"""Copies of the checkout that tests may edit, and what a build in one of them prints."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ ARG BASE
 FROM ${BASE} AS image
 LABEL io.sqshforge.target={{ recipe.target }}
 """
-# What fragments/training.j2 does, less the bill of materials, which takes a Python in the image.
+# What fragments/training.j2 does, except the bill of materials, which needs a Python in the image.
 PAYLOAD = """COPY meta/ /sqshforge/meta/
 COPY payload/ /sqshforge/
 """
 
 
 def copy(place: Path, lines: str | None = None) -> Path:
-    """A copy of the checkout, with the same cache of base and installer.
+    """Copy the checkout, with the same cache of bases and installers.
 
-    With `lines`, its Dockerfile is only these between the base and the copies of our own files.
+    With `lines`, these are all that its Dockerfile has between the base and the copies of our own
+    files.
     """
     for name in ("sqshforge", "recipes", "images", "launch", "patches", "training"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -48,7 +49,7 @@ def copy(place: Path, lines: str | None = None) -> Path:
 
 
 def clone(place: Path) -> Path:
-    """A fresh clone with this checkout's changes, and what its builds have downloaded."""
+    """Make a fresh clone with this checkout's changes and the downloads of its builds."""
     git = ["git", "-C", str(ROOT)]
     programs = Programs()
     programs.capture(["git", "clone", "--quiet", ROOT, place])
@@ -70,7 +71,7 @@ def _share(place: Path) -> None:
 
 
 def bare(place: Path) -> Path:
-    """A fresh clone, in a new folder: nothing was set up in it."""
+    """Make a fresh clone in a new folder, where nothing has been set up."""
     place.mkdir()
     folders = ("constraints", "sqshforge", "recipes", "images", "launch", "patches", "training")
     for name in folders:
@@ -81,7 +82,7 @@ def bare(place: Path) -> Path:
 
 
 class Listening(Reporter):
-    """Keeps every line that an engine says."""
+    """Keeps every line that an engine prints."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -94,7 +95,7 @@ class Listening(Reporter):
         yield _Noting(name, self.heard)
 
     def executed(self) -> list[str]:
-        """The instructions of the Dockerfile that did not come from the engine's cache."""
+        """Return the Dockerfile's instructions that did not come from the engine's cache."""
         done: list[str] = []
         for line in self.heard:
             # buildah: "[1/2] STEP 2/3: RUN x"; docker: "[image 2/3] RUN x"
@@ -130,7 +131,7 @@ def build(engine: Engine, root: Path, reporter: Reporter | None = None) -> build
 
 @contextlib.contextmanager
 def command(root: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """`sqshforge build` of a checkout in the background; nothing that it started stays."""
+    """Run `sqshforge build` of a checkout in the background; nothing outlives the block."""
     mark = uuid.uuid4().hex
     argv = [sys.executable, "-m", "sqshforge", "build", TARGET, *words]
     with subprocess.Popen(

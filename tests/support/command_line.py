@@ -16,12 +16,12 @@ SCRIPT = Path(sys.executable).with_name("sqshforge")
 
 
 def sqshforge(*words: str | Path, env: Mapping[str, str] | None = None) -> Result:
-    """Run `sqshforge WORDS`, with these variables besides the ones that are set."""
+    """Run `sqshforge WORDS`, with these variables in addition to those that are set."""
     return Programs().attempt([SCRIPT, *words], env=env)
 
 
 def on_a_terminal(argv: Sequence[str | Path], env: Mapping[str, str]) -> str:
-    """What a program writes to a terminal."""
+    """Return what a program writes to a terminal."""
     leader, follower = pty.openpty()
     try:
         with Programs().start(argv, stderr=follower, stdout=follower, env=env) as process:
@@ -32,7 +32,7 @@ def on_a_terminal(argv: Sequence[str | Path], env: Mapping[str, str]) -> str:
         while True:
             try:
                 piece = os.read(leader, 65536)
-            except OSError:  # the other end is closed and all is read
+            except OSError:  # the other end is closed and everything is read
                 break
             seen += piece
     finally:
@@ -43,7 +43,7 @@ def on_a_terminal(argv: Sequence[str | Path], env: Mapping[str, str]) -> str:
 
 
 def parsed(command: click.Command, words: Sequence[str]) -> click.Context:
-    """What a command makes of its words, without a call; raises for one that it does not take."""
+    """Parse a command's words without calling it; raises for words that it does not accept."""
     name, rest = "", list(words)
     while isinstance(command, click.Group):
         name = rest.pop(0)

@@ -1,4 +1,4 @@
-"""Start containers in tests, and see what they leave behind."""
+"""Start containers in tests, and check what they leave behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from tests.support import processes
 
 MARK = "SQSHFORGE_TEST"  # in the environment of everything that a test starts
-# Values of `fuse`: an ordinary user cannot have the kernel mount a file.
+# Values of `fuse`: for an ordinary user, the kernel cannot mount a file.
 FUSE = [
     pytest.param(False, id="kernel", marks=pytest.mark.root),
     pytest.param(True, id="squashfuse"),
@@ -29,11 +29,11 @@ FUSE = [
 
 @contextmanager
 def watched(images: Path) -> Iterator[None]:
-    """Mark what is started in the block; in the end nothing of it may be left."""
+    """Mark everything that the block starts; at its end, none of that may be left."""
     mark = os.environ[MARK] = uuid.uuid4().hex
     try:
         yield
-        # The kernel takes a namespace down a moment after its last process.
+        # The kernel takes down a namespace a moment after its last process.
         until(lambda: not traces(mark, images), 60.0)
         left = traces(mark, images)
     finally:
@@ -43,7 +43,7 @@ def watched(images: Path) -> Iterator[None]:
 
 
 def traces(mark: str, images: Path) -> list[str]:
-    """Processes with this mark, loop devices of images in this folder, and visible mounts."""
+    """Return processes with this mark, loop devices of images in the folder, and visible mounts."""
     running = [f"process {processes.command(pid)}" for pid in processes.having({MARK: mark})]
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     place = f"{tempfile.gettempdir()}/sqshforge-"
@@ -55,16 +55,16 @@ def traces(mark: str, images: Path) -> list[str]:
 
 
 def _loops() -> list[str]:
-    """The files behind this machine's loop devices; losetup is not on every user's PATH."""
+    """Return the files behind this machine's loop devices; losetup is not on every user's PATH."""
     found = []
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with contextlib.suppress(OSError):  # the device may go meanwhile
+        with contextlib.suppress(OSError):  # the device may vanish meanwhile
             found.append(path.read_text().strip())
     return found
 
 
 def until(holds: Callable[[], object], seconds: float = 120.0) -> bool:
-    """Wait until something holds; whether it came to that in time."""
+    """Wait until something holds; returns whether it did in time."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -77,12 +77,12 @@ def signal_all(number: signal.Signals) -> None:
     """Signal every process of the test's containers, in any session, as Slurm does with a step."""
     for pid in processes.having({MARK: os.environ[MARK]}):
         if not processes.command(pid).startswith("sleep"):
-            with contextlib.suppress(ProcessLookupError):  # one that has ended since it was found
+            with contextlib.suppress(ProcessLookupError):  # it has ended since it was found
                 os.kill(pid, number)
 
 
 def argv(image: Path, *words: str | Path) -> list[str]:
-    """The command line that starts a container by our own runtime."""
+    """Return a command line that starts a container with our own runtime."""
     command = [sys.executable, "-m", "sqshforge", "run", "--runtime=builtin"]
     return [*command, str(image), *map(str, words)]
 
@@ -94,7 +94,7 @@ def argv_by(
     environment: Mapping[str, str] | None = None,
     fuse: bool | None = None,
 ) -> list[str]:
-    """A program that starts a container by our own runtime, and says how the file is mounted."""
+    """Return a program that starts a container with our own runtime; `fuse` chooses the mount."""
     code = (
         "import sys; from pathlib import Path; from sqshforge.run.mounts import Mount\n"
         "from sqshforge.run.start import run\n"
@@ -107,7 +107,7 @@ def argv_by(
 
 @contextmanager
 def started(argv: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A container in the background, in a process group of its own as a Slurm task is."""
+    """Run a container in the background, in a session of its own, as a Slurm task has."""
     with subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL) as process:
         try:
             yield process
@@ -116,9 +116,9 @@ def started(argv: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def with_driver(place: Path, *devices: str) -> list[str]:
-    """What root puts before a command to give it a /dev with the device of NVIDIA's driver.
+    """Words that give root's command a /dev with the device of NVIDIA's driver.
 
-    devices: others, which nobody may open for writing, as where Slurm gives a job none of them.
+    devices: other devices that nobody may open for writing, as when Slurm gives a job none of them.
     """
     closed = " && ".join(f"touch /dev/{name} && chattr +i /dev/{name}" for name in devices)
     script = f"""

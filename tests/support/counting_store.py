@@ -1,4 +1,4 @@
-"""A rendezvous' store that counts what is asked of it."""
+"""A rendezvous store that counts its requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 class Counted(dist.Store):
-    """A store that counts what is asked of it, of all that share `counts`."""
+    """A store that counts the requests of all stores that share `counts`."""
 
     def __init__(self, inner: dist.Store, counts: Counter[str]) -> None:
         super().__init__()

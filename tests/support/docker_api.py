@@ -1,4 +1,4 @@
-"""A stand-in for docker's daemon that answers as it is set to: for what no real one does."""
+"""A stand-in for docker's daemon with preset answers, for cases that no real daemon produces."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from socketserver import ThreadingUnixStreamServer
 
 import pytest
 
-# What a real one says before anything else is asked.
+# What a real daemon answers before any other request.
 VERSION = {"/version": b'{"ApiVersion": "1.41"}'}
 
 
 @contextmanager
 def answering(answers: Mapping[str, bytes], cut: bool = False) -> Iterator[str]:
-    """A daemon at DOCKER_HOST for the length of a block, which is given.
+    """Run a daemon at DOCKER_HOST for the length of a block, which gets the value.
 
-    `answers` has what is said to requests whose path ends so; all others end in an error 500. With
-    `cut`, an answer that is no JSON breaks off at its end.
+    `answers` maps the end of a request's path to the answer; all other requests get an error 500.
+    With `cut`, an answer that is not JSON breaks off at its end.
     """
 
     class Handler(BaseHTTPRequestHandler):

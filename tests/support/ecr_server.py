@@ -1,4 +1,4 @@
-"""What stands in for AWS on the loopback: its login and its registry, by one server."""
+"""A stand-in for AWS on the loopback: login and registry in one server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROLE = "User: arn:aws:sts::111122223333:assumed-role/build/i-0123"
 
 @dataclass
 class Server:
-    """What stands in for AWS on the loopback: one answer to everything, and what it was asked."""
+    """A stand-in for AWS: it gives one answer to everything, and records its requests."""
 
     code: int = 200
     body: str = "{}"
@@ -74,7 +74,7 @@ def server_fixture() -> Iterator[Server]:
 
 @pytest.fixture(name="aws")
 def aws_fixture(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """AWS's own tool, with nobody's configuration, talks to the server instead of to AWS."""
+    """Make AWS's own tool, without any user's configuration, talk to the server instead of AWS."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     (tmp_path / "home").mkdir()

@@ -1,7 +1,7 @@
-"""Programs of Arm on this machine: a user namespace that has an emulator of its own.
+"""Run Arm programs on this machine, in a user namespace with an emulator of its own.
 
-From Linux 6.7 on, what is registered in a user namespace (binfmt_misc) holds there alone, so that
-this machine stays as it is. The namespace has the ids of a whole system, as engines need them.
+From Linux 6.7 on, binfmt_misc registrations made in a user namespace apply only there, so this
+machine stays as it is. The namespace has the ids of a whole system, which engines need.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from pathlib import Path
 
 from sqshforge import platforms
 
-PROGRAM = "qemu-aarch64-static"  # of Debian's package qemu-user-static
-# AWS's Graviton 2; what it is by itself has vectors that are slow to emulate.
+PROGRAM = "qemu-aarch64-static"  # from Debian's package qemu-user-static
+# AWS's Graviton 2; the default processor has vectors that are slow to emulate.
 PROCESSOR = "neoverse-n1"
-# What begins a program, and which bits of that count: an ELF file of 64 bits, to be run or a
-# library, for Arm.
+# How a program begins, and which bits of that count: a 64-bit ELF file for Arm, executable or
+# library.
 MAGIC = platforms.ARM.smallest_program()[: platforms.HEAD]
 MASK = b"\xff" * 7 + b"\x00" + b"\xff" * 8 + b"\xfe" + b"\xff" * 3
-# F: the emulator is opened here, and so is there in the root of every image. P: a program keeps
-# the name that it was called by.
+# F: the emulator is opened at registration, so it works in the root of every image. P: a program
+# keeps the name that it was called by.
 FLAGS = "PF"
-# This machine's /dev/shm may have mounts in it, which are locked there: mmdebstrap cannot bind it.
+# Mounts in this machine's /dev/shm would be locked there, and mmdebstrap could not bind it.
 MOUNT = """\
 mount -t tmpfs tmpfs /dev/shm && mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc &&
     printf %s "$RULE" > /proc/sys/fs/binfmt_misc/register && exec "$@"
 """
-# Not of all ids: by that buildah knows a user namespace, and leaves out device nodes, which nobody
-# can make there.
+# Not all ids: by that, buildah recognizes a user namespace and leaves out device nodes, which
+# nobody can make there.
 IDS = "0 0 65536\n"
-TIMEOUT = 120.0  # seconds until the namespace is there
+TIMEOUT = 120.0  # seconds until the namespace exists
 
 
 def run(
     *words: str | Path, cwd: Path, env: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program where programs of Arm are emulated, as root."""
+    """Run a program as root where Arm programs are emulated."""
     argv = ["unshare", "--user", "--mount", "bash", "-c", 'read -r _; exec bash -c "$0" "$@"']
     with subprocess.Popen(
         [*argv, MOUNT, "bash", *words],
@@ -60,7 +60,7 @@ def run(
 
 
 def _rule() -> str:
-    """What the kernel is given: how such programs begin, and what runs them."""
+    """Return the rule for the kernel: how such programs begin, and what runs them."""
     emulator = shutil.which(PROGRAM)
     assert emulator is not None, f"{PROGRAM} is not installed: apt-get install qemu-user-static"
     magic, mask = ("".join(f"\\x{one:02x}" for one in some) for some in (MAGIC, MASK))
@@ -68,7 +68,7 @@ def _rule() -> str:
 
 
 def _give_ids(pid: int) -> None:
-    """Wait for a process to have a user namespace of its own, and give that all ids."""
+    """Wait until a process has its own user namespace, and map all ids into it."""
     own, deadline = Path("/proc/self/ns/user").readlink(), time.monotonic() + TIMEOUT
     while Path(f"/proc/{pid}/ns/user").readlink() == own:
         assert time.monotonic() < deadline

@@ -19,17 +19,17 @@ from sqshforge.host.programs import Programs, stop
 from sqshforge.image.docker import Dockerd, Saved
 
 TIMEOUT = 300.0  # seconds until the daemon must answer
-# Debian's own client, which has BuildKit; another one on the PATH may not.
+# Debian's own client, which has BuildKit; another one on the PATH may not have it.
 CLIENT = Path("/usr/bin/docker")
 BOTH = ["buildah", pytest.param("docker", marks=pytest.mark.root)]
 
 
 @contextmanager
 def daemon(before: Sequence[str] = (), options: Sequence[str] = ()) -> Iterator[str]:
-    """Debian's dockerd for the length of a block; gives the value of DOCKER_HOST.
+    """Run Debian's dockerd for the length of a block; yields the value of DOCKER_HOST.
 
     It touches neither the network of this machine nor another daemon's containers. `before` are
-    words to start it by, `options` more of its own.
+    words that start it, `options` are additional ones of its own.
     """
     folder = Path(tempfile.mkdtemp(prefix="sqd-"))  # short: a socket's path has 107 bytes at most
     host = f"unix://{folder}/s"
@@ -60,33 +60,33 @@ def _await(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
 
 
 def _unmount(folder: Path) -> None:
-    """Detach what the daemon leaves mounted (its network namespace), the innermost first."""
+    """Detach what the daemon leaves mounted (its network namespace), innermost first."""
     for place in reversed(mounts(folder)):
         Programs().attempt(["umount", "--lazy", place])
 
 
 def mounts(folder: Path) -> list[str]:
-    """The mount points in a folder."""
+    """Return the mount points in a folder."""
     points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
     return [point for point in points if point.startswith(f"{folder}/")]
 
 
 @pytest.fixture(name="docker_host", scope="module")
 def docker_host_fixture(as_root: None) -> Iterator[str]:
-    """DOCKER_HOST of a private daemon; the variable itself is left as it is."""
+    """The DOCKER_HOST of a private daemon; the variable itself is not set."""
     with daemon() as host:
         yield host
 
 
 @pytest.fixture(name="docker")
 def docker_fixture(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The private daemon is the one that everything in the test talks to."""
+    """Make everything in the test talk to the private daemon."""
     monkeypatch.setenv("DOCKER_HOST", docker_host)
     return docker_host
 
 
 class Unmounted(Dockerd):
-    """An image of docker's as one finds it who may not read its layers' folders."""
+    """A docker image as seen by a user who may not read its layers' folders."""
 
     @contextmanager
     def open(self, digest: str | None = None) -> Iterator[Saved]:
@@ -95,9 +95,9 @@ class Unmounted(Dockerd):
 
 @contextmanager
 def storage(folder: Path) -> Iterator[None]:
-    """A storage of buildah's own for the length of a block, in an empty folder; gone afterwards.
+    """Give buildah an empty storage of its own for the length of a block; it is removed afterwards.
 
-    Images of this machine under the same names stay what they are.
+    This machine's images with the same names are not touched.
     """
     place = folder / "storage"
     settings = folder / "storage.conf"
@@ -107,7 +107,7 @@ def storage(folder: Path) -> Iterator[None]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONTAINERS_STORAGE_CONF", str(settings))
-        if os.geteuid() != 0:  # what a user's storage has for its run time is not configurable
+        if os.geteuid() != 0:  # the run-time folder of a user's storage cannot be configured
             (place / "run").mkdir(parents=True, mode=0o700)
             patch.setenv("XDG_RUNTIME_DIR", str(place / "run"))
         try:
@@ -118,7 +118,7 @@ def storage(folder: Path) -> Iterator[None]:
 
 
 def _remove(place: Path) -> None:
-    """Remove a storage; as a user, with the files of all the user's ids in it."""
+    """Remove a storage; as a user, including files that belong to any of the user's ids."""
     if os.geteuid() == 0:
         shutil.rmtree(place, ignore_errors=True)
     else:
@@ -127,7 +127,7 @@ def _remove(place: Path) -> None:
 
 @pytest.fixture(name="storage", scope="module")
 def storage_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whatever calls buildah in the module works in a storage of the tests' own."""
+    """Make everything that calls buildah in the module use a storage of the tests' own."""
     with storage(tmp_path_factory.mktemp("buildah")):
         yield
 

@@ -1,4 +1,4 @@
-"""Enroot for tests: the real one of this machine, and one that stands in for it where none is."""
+"""Enroot for tests: the real one of this machine, or a stand-in if it has none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support import containers
 
 STAND_IN = Path(__file__).with_name("stand_in_enroot")
 
-# What a training job does when it is asked to end: it saves, from a root that must still be there.
+# What a training job does when asked to end: it saves, from a root that must still exist.
 SAVES = """
 trap "cat /usr/file > /out/first && sleep 0.3 && cat /usr/file > /out/saved && exit 85" TERM
 trap "" USR1 USR2 HUP
@@ -24,17 +24,17 @@ while :; do sleep 0.05; done
 
 
 def stand_in(place: Path) -> dict[str, str]:
-    """The environment in which the stand-in is found; it notes in a folder how it was called."""
+    """Return the environment that finds the stand-in, which records its calls in a folder."""
     return {"PATH": f"{STAND_IN}:{os.environ['PATH']}", "STAND_IN": str(place)}
 
 
 def words(place: Path) -> list[str]:
-    """What the stand-in was called with."""
+    """Return the words that the stand-in was called with."""
     return (place / "words").read_text().split("\0")[:-1]
 
 
 def real(place: Path) -> dict[str, str]:
-    """The environment of the real one, whose own folders are in this one."""
+    """Return the environment of the real enroot, with its own folders in this one."""
     folders = {"HOME": "home", "XDG_RUNTIME_DIR": "run", "TMPDIR": "tmp"}
     folders |= {f"XDG_{name}_HOME": f"home/{name}" for name in ("CACHE", "CONFIG", "DATA")}
     for folder in folders.values():
@@ -44,7 +44,7 @@ def real(place: Path) -> dict[str, str]:
 
 @contextmanager
 def patched(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables, for the length of a block."""
+    """Set these variables for the length of a block."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
@@ -52,10 +52,10 @@ def patched(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def argv(image: Path, *words: str | Path) -> list[str]:
-    """The command line that starts a container by whatever enroot is found first."""
+    """Return the command line that starts a container with the first enroot found."""
     return [sys.executable, "-m", "sqshforge", "run", str(image), *map(str, words)]
 
 
 def marked() -> str:
-    """The words that have a container's command found by the mark of its test."""
+    """Return the words that let a container's command be found by its test's mark."""
     return f"{containers.MARK}={os.environ[containers.MARK]}"

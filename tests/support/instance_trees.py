@@ -1,6 +1,6 @@
-"""Folders that look like the /dev, /sys, /proc and /opt of EC2's instances to training.launch.
+"""Folders that look to training.launch like the /dev, /sys, /proc and /opt of EC2 instances.
 
-`python -m tests.support.instance_trees` writes tests/golden/launch/TYPE.txt anew, for every type of
+`python -m tests.support.instance_trees` regenerates tests/golden/launch/TYPE.txt for every type of
 the table.
 """
 
@@ -22,7 +22,7 @@ from training.job.machine.instances import TYPES, Instance
 from training.job.machine.ulimits import INFINITE, KINDS, Limit
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
-PROCESSORS = {  # threads, of two in a core
+PROCESSORS = {  # threads, two per core
     "xlarge": 4,
     "2xlarge": 8,
     "4xlarge": 16,
@@ -51,14 +51,14 @@ def write(path: Path, text: str = "") -> None:
 
 
 def dmi(root: Path, vendor: str, product: str) -> None:
-    """Add what the firmware says."""
+    """Add the strings that the firmware reports."""
     write(root / "sys/devices/virtual/dmi/id/sys_vendor", vendor)
     write(root / "sys/devices/virtual/dmi/id/product_name", product)
 
 
 @functools.cache
 def cores(threads: int) -> tempfile.TemporaryDirectory[str]:
-    """Give a folder of cores that all nodes share: writing 192 for each takes seconds."""
+    """Make a folder of cores that all nodes share: writing 192 for each takes seconds."""
     folder = tempfile.TemporaryDirectory(prefix="cores-")
     half = threads // 2
     for core in range(threads):
@@ -79,7 +79,7 @@ def processors(root: Path, threads: int, nodes: int) -> None:
 
 
 def gpu(root: Path, number: int, numa: int, *, driver: bool = True) -> None:
-    """Add a GPU: its device, its place at PCI, and what the driver says."""
+    """Add a GPU: its device, its PCI address, and what the driver reports."""
     place = f"0000:{16 + number:02x}:1c.0"
     write(root / f"dev/nvidia{number}")
     write(root / f"sys/bus/pci/devices/{place}/vendor", "0x10de")
@@ -91,7 +91,7 @@ def gpu(root: Path, number: int, numa: int, *, driver: bool = True) -> None:
 
 
 def chip(root: Path, number: int, numa: int, cores: int) -> None:
-    """Add a chip of Neuron's."""
+    """Add a Neuron chip."""
     write(root / f"dev/neuron{number}")
     write(root / f"sys/class/neuron_device/neuron{number}/core_count", str(cores))
     write(root / f"sys/class/neuron_device/neuron{number}/device/numa_node", str(numa))
@@ -116,7 +116,7 @@ def software(root: Path, *, installer: str, libfabric: str, plugin: str) -> None
 
 
 def threads(type: str) -> int:
-    """Give an instance's processors."""
+    """Return the number of an instance's processors."""
     return PROCESSORS[type.partition(".")[2]]
 
 
@@ -139,7 +139,7 @@ def instance(root: Path, what: Instance) -> None:
 
 
 def printed(root: Path, cores: int, environment: dict[str, str], words: Sequence[str] = ()) -> str:
-    """Give what `--print-env` prints on the node that a folder looks like."""
+    """Return what `--print-env` prints on a node that looks like this folder."""
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
         for name in list(os.environ):
@@ -153,7 +153,7 @@ def printed(root: Path, cores: int, environment: dict[str, str], words: Sequence
 
 
 def golden(root: Path, what: Instance) -> str:
-    """Give what a node of a type, the first of two, decides."""
+    """Return the decisions of a node of a type, the first of two."""
     instance(root, what)
     module = "training.mamba2_neuron" if what.chip.cores else "training.mamba_fsdp"
     environment = (

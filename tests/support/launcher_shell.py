@@ -1,4 +1,4 @@
-"""A login node's shell for launchers: srun and scontrol are stand-ins that note their calls."""
+"""A login node's shell for launchers; stand-ins for srun and scontrol record their calls."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TOOLS = (
     ),
     *("sed", "sleep", "sort", "stat", "tail", "touch", "uname"),
 )
-# A squash file of nothing: its magic, and a superblock that says that it has 48 bytes.
+# An empty squash file: its magic, and a superblock that says that it has 48 bytes.
 NOTHING = b"hsqs" + bytes(36) + (48).to_bytes(8, "little")
 
-# The step that looks at the nodes is run, here and for both of them; the one that reads the image
-# for one.
+# The step that checks the nodes runs here, once for each of the two; the one that reads the image
+# runs once.
 SRUN = """\
 #!/bin/bash
 if [[ $1 == --help ]]; then cat "$HELP"; exit; fi
@@ -71,13 +71,13 @@ esac
 
 
 class Shell:
-    """A folder to submit from, with an image in it and the programs on the PATH."""
+    """A folder to submit from, with an image, and the programs on the PATH."""
 
     def __init__(self, folder: Path, launcher: Path) -> None:
         self.folder, self.launcher, self.called = folder, launcher, folder / "called"
         self.programs = folder / "bin"
         self.programs.mkdir()
-        for tool in TOOLS:  # and no other: whatever runtime this machine has is out of sight
+        for tool in TOOLS:  # and no others, to hide any runtime of this machine
             self.tool(tool)
         self.program("srun", SRUN)
         self.program("scontrol", SCONTROL)
@@ -93,12 +93,12 @@ class Shell:
 
     def program(self, name: str, text: str = "#!/bin/bash\n") -> None:
         path = self.programs / name
-        path.unlink(missing_ok=True)  # a link to this machine's
+        path.unlink(missing_ok=True)  # a link to this machine's tool
         path.write_text(text)
         path.chmod(0o755)
 
     def enroot(self) -> None:
-        """Install an enroot that starts, and prints the words that it was given."""
+        """Install an enroot that starts, and prints its arguments."""
         self.program("squashfuse")
         self.program("enroot", "#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
 
@@ -107,13 +107,13 @@ class Shell:
 
     @property
     def state(self) -> Path:
-        """What was in the start's folder while srun ran."""
+        """The contents of the start's folder while srun ran."""
         return self.called.with_name("called.state")
 
     def run(self, *flags: str, become: Sequence[str] = (), **env: str) -> tuple[int, str]:
-        """Run the script in the folder; its exit code and all it said, if not to another log.
+        """Run the script in the folder; returns its exit code and output, unless logged elsewhere.
 
-        A trial, unless the environment says otherwise.
+        It is a trial, unless the environment says otherwise.
         """
         shutil.rmtree(self.state, ignore_errors=True)
         done = subprocess.run(
@@ -137,7 +137,7 @@ class Shell:
         return done.returncode, done.stdout
 
     def srun(self, *flags: str, **env: str) -> list[str]:
-        """Run the script and return the words that `srun` got."""
+        """Run the script and return the words that `srun` was called with."""
         code, said = self.run(*flags, **env)
         assert code == 0, said
         return self.called.read_text().splitlines()

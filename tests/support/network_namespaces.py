@@ -1,6 +1,6 @@
-"""Machines of their own on one machine: network namespaces with addresses and host names.
+"""Several machines on one: network namespaces with their own addresses and host names.
 
-All that is made here goes with the block, also when a test fails.
+Everything made here is removed at the end of the block, even if a test fails.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ SUBNETS = 255
 
 @dataclass(frozen=True)
 class Machine:
-    """One of them: its host name, its address and where its network is found."""
+    """One machine: its host name, its address and its network namespace."""
 
     name: str
     address: str
-    space: str  # name of the namespace; that of its link on the bridge ends in v
+    space: str  # name of the namespace; its link on the bridge has a v appended
 
     def enter(self, *words: str, before: str = "") -> list[str]:
-        """Make a command line run there, in mounts of its own, after some lines of shell."""
+        """Return a command line that runs there, in its own mounts, after some lines of shell."""
         script = f'hostname {self.name}; {before} exec "$0" "$@"'
         network = f"--net=/run/netns/{self.space}"
         return ["nsenter", network, "unshare", "--uts", "--mount", "sh", "-c", script, *words]
@@ -33,20 +33,20 @@ class Machine:
 
 @dataclass(frozen=True)
 class Bridge:
-    """What joins the machines, and this one to them at an address."""
+    """The bridge that connects the machines, and its address on this one."""
 
     address: str
     machines: tuple[Machine, ...]
 
     def cut(self) -> None:
-        """Let the machines reach this one alone, not each other."""
+        """Let the machines reach only this one, not each other."""
         self._isolate("on")
 
     def repair(self) -> None:
         self._isolate("off")
 
     def part(self, one: int, other: int) -> None:
-        """Let nothing through between two of them, silently: frames go to nobody's address."""
+        """Drop everything between two of them silently, by giving each a false address."""
         for here, there in ((one, other), (other, one)):
             nobody = ("lladdr", "02:00:00:00:00:99", "dev", "eth0")
             space, address = self.machines[here].space, self.machines[there].address
@@ -69,7 +69,7 @@ class Bridge:
 def bridged(names: Sequence[str]) -> Iterator[Bridge]:
     """Make a machine for each name, for the length of a block; only root can."""
     tag = f"sq{os.getpid() % 100000}{'abcdefgh'[next(_numbers) % 8]}"
-    # Two test processes that start at once begin to look at different ones.
+    # Test processes that start at the same time begin at different subnets.
     order = ((os.getpid() + one) % SUBNETS for one in range(SUBNETS))
     subnet = next(one for one in order if not _is_taken(f"10.77.{one}."))
     with contextlib.ExitStack() as undo:
@@ -84,7 +84,7 @@ def bridged(names: Sequence[str]) -> Iterator[Bridge]:
             _run("netns", "add", space)
             undo.callback(_run, "netns", "del", space)
             _run("link", "add", f"{space}v", "type", "veth", "peer", "name", "eth0", "netns", space)
-            undo.callback(_run, "link", "del", f"{space}v")  # else it goes some time after its peer
+            undo.callback(_run, "link", "del", f"{space}v")  # otherwise it goes later than its peer
             _run("link", "set", f"{space}v", "master", tag, "up")
             _run("-n", space, "addr", "add", f"{machine.address}/24", "dev", "eth0")
             _run("-n", space, "link", "set", "eth0", "up")
@@ -99,7 +99,7 @@ def _is_taken(prefix: str) -> bool:
 
 
 def _run(program: str, *words: str) -> None:
-    """Call ip, or bridge, of iproute2."""
+    """Call iproute2's ip or bridge."""
     argv = [program, *words] if program == "bridge" else ["ip", program, *words]
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""`python3 -m training.launch` as a process, without Slurm; its entry point does little."""
+"""Run `python3 -m training.launch` as a process, without Slurm, with a tiny entry point."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ if __name__ == "__main__":
 
 
 class Launch:
-    """`python3 -m training.launch` for two processes of a small program, outside of Slurm."""
+    """`python3 -m training.launch` for two processes of a small program, outside Slurm."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         (folder / "entry.py").write_text(ENTRY_POINT)
         outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
         self.env = {**outside, "PYTHONPATH": f"{root}:{folder}", "OMP_NUM_THREADS": "1"}
-        self.env["PREFLIGHT"] = "0"  # it has tests of its own, and takes longer than all the rest
+        self.env["PREFLIGHT"] = "0"  # it has its own tests, and takes longer than everything else
 
     def start(
         self,
@@ -83,7 +83,7 @@ class Launch:
         )
 
     def run(self, *words: str, **env: str) -> tuple[int, str, str]:
-        """The same to its end, torchrun warm: what it starts is small."""
+        """Run it to its end, with a warm torchrun, as what it starts is small."""
         quick = warm.python()
         own = {**quick, "PYTHON_EXEC": sys.executable, **env}
         with self.start(*words, python=quick["PYTHON_EXEC"], **own) as process:

@@ -1,4 +1,4 @@
-"""A tiny root file system with one of everything that goes wrong, and images made of it."""
+"""A tiny root file system with one of each kind of problematic entry, and images made from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sqshforge.host.programs import Programs
 from tests.support.engines import CLIENT
 
-TIME = 1_600_000_000  # of the oldest entry; each other one has a time of its own
+TIME = 1_600_000_000  # of the oldest entry; every other one has a different time
 OWNER = (1000, 50)
 # Capability set v2, effective, cap_net_bind_service: linux/capability.h, struct vfs_cap_data.
 CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")
@@ -37,14 +37,14 @@ CMD ["--default", "a \"quoted\" word"]
 
 
 def make(tree: Path) -> Path:
-    """Write the tree, owned by OWNER, every entry with its own fixed time."""
+    """Write the tree, owned by OWNER, with a fixed time for each entry."""
     for name in ("bin", "etc/rc.d", "data/sub", "dev/pts", "run", "lib", "names", "usr/dev"):
         (tree / name).mkdir(parents=True)
     _modes(tree)
     _names(tree)
     _replaced(tree)
     for index, path in enumerate(sorted(tree.rglob("*"), reverse=True)):
-        os.lchown(path, *OWNER)  # takes setuid away from a file
+        os.lchown(path, *OWNER)  # this clears a file's setuid bit
         os.utime(path, (TIME + index, TIME + index), follow_symlinks=False)
     (tree / "bin/passwd").chmod(0o4755)
     (tree / "bin/write").chmod(0o2755)
@@ -92,11 +92,11 @@ def _names(tree: Path) -> None:
 
 
 def _replaced(tree: Path) -> None:
-    """What enroot leaves out or puts its own in place of, and what only looks like it."""
+    """Write what enroot leaves out or replaces by its own, and what only looks like that."""
     for name in ("dev/junk", "dev/pts/0", ".dockerenv", "etc/fstab", "etc/environment"):
         (tree / name).write_text("the image's own")
     (tree / "etc/rc").symlink_to("rc.d/script")
-    # Its first name is replaced, so the content must live on under the other.
+    # Its first name is replaced, so its content must survive under the other one.
     (tree / "etc/other-name").hardlink_to(tree / "etc/environment")
     (tree / "lib/third-name").hardlink_to(tree / "etc/environment")
     for name in ("etc/rc.d/rc", "usr/dev/kept", "data/.dockerenv", "etc/environment.d"):
@@ -104,7 +104,7 @@ def _replaced(tree: Path) -> None:
 
 
 def tar(tree: Path, file: Path) -> Path:
-    """The tree as a tar, file capability and all."""
+    """Write the tree as a tar, including the file capability."""
     with tarfile.open(file, "w", format=tarfile.GNU_FORMAT) as archive:
         for path in sorted(tree.rglob("*")):
             member = archive.gettarinfo(path, str(path.relative_to(tree)))
@@ -117,19 +117,19 @@ def tar(tree: Path, file: Path) -> Path:
 
 
 class Entry(NamedTuple):
-    """All that a squash file says of one path."""
+    """Everything that a squash file records about one path."""
 
     kind: str  # d, f, l (symlink), p (FIFO), b or c (device), s (socket)
     mode: int
     owner: tuple[int, int]
     mtime: int | None  # None: not compared
-    content: str  # a file's sum, a link's target, a device's number
-    names: frozenset[str]  # all paths of the same file
+    content: str  # a file's checksum, a link's target, a device's number
+    names: frozenset[str]  # all paths of the same inode
     xattrs: tuple[str, ...]
 
 
 def entries(tree: Path) -> dict[str, Entry]:
-    """Every path below a folder to what it is; the folder itself is `.`."""
+    """Return the entry of every path below a folder; the folder itself is `.`."""
     paths = [tree, *tree.rglob("*")]
     groups: dict[int, set[str]] = {}
     for path in paths:
@@ -141,15 +141,15 @@ def entries(tree: Path) -> dict[str, Entry]:
 
 
 def unpacked(sqsh: Path, place: Path) -> dict[str, Entry]:
-    """The entries of a squash file."""
+    """Return the entries of a squash file."""
     Programs().capture(["unsquashfs", "-no-progress", "-dest", place, sqsh])
     return entries(place)
 
 
 def as_enroot(found: dict[str, Entry]) -> dict[str, Entry]:
-    """What `enroot import dockerd://` makes of a tree, apart from its own four files.
+    """Return what `enroot import dockerd://` makes of a tree, except for its own four files.
 
-    An ordinary user, for whom enroot is made, can unpack no device nodes.
+    Enroot is made for ordinary users, who cannot unpack device nodes.
     """
     own = {*FILES, ".dockerenv"}
     kept = {
@@ -198,7 +198,7 @@ def _entry(path: Path, names: frozenset[str]) -> Entry:
 
 @contextmanager
 def in_buildah(context: Path) -> Iterator[str]:
-    """The image built by buildah from a folder with Dockerfile and rootfs.tar; its name."""
+    """Build the image with buildah from a folder of Dockerfile and rootfs.tar; yields its name."""
     name = f"localhost/sqshforge-test-odd:{uuid.uuid4().hex}"
     programs = Programs()
     argv: list[str | Path] = ["buildah", "build", "--isolation", "chroot", "--format", "docker"]
@@ -210,7 +210,7 @@ def in_buildah(context: Path) -> Iterator[str]:
 
 
 def in_docker(context: Path, host: str) -> str:
-    """The same image in a docker daemon; it goes with the daemon."""
+    """Build the same image in a docker daemon, which removes it when it ends."""
     name = "sqshforge-test-odd:1"
     argv: list[str | Path] = [
         CLIENT,

@@ -1,4 +1,4 @@
-"""An ordinary user of this machine for a test, and what one packs."""
+"""An ordinary user of this machine for a test, and the images that the user packs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.conftest import ROOT
 from tests.support import checkouts, containers, odd_root, processes
 
 UID = 41234
-DOCKERS = 41235  # the group that the daemon's socket belongs to
+DOCKERS = 41235  # the group that owns the daemon's socket
 NAME = "sqshforge-test-user"
 
-# In a mount namespace: the user's line in /etc/passwd and such, /dev/fuse with the mode that udev
-# gives it, and ways through the closed folders that lie above this checkout and its Python.
+# In a mount namespace: the user's lines in /etc/passwd and the like, /dev/fuse with the mode that
+# udev gives it, and access through the closed folders above this checkout and its Python.
 ENTER = """
 set -e
 for name in passwd group subuid subgid; do mount --bind "$0/etc/$name" "/etc/$name"; done
@@ -40,8 +40,8 @@ OPEN
 exec "$@"
 """
 AS_USER = ("setpriv", f"--reuid={UID}", f"--regid={UID}", f"--groups={DOCKERS}")
-# A user namespace that allows none within it, once the test has mapped its ids.
-# Its sh is nobody until then, so another one does what only root can.
+# A user namespace that allows none within it, once the test has mapped its ids. Until then its sh
+# is nobody, so a new sh does what only root can do.
 FORBID = """
 echo ready
 read -r _
@@ -51,11 +51,11 @@ sh -c "echo 0 > /proc/sys/user/max_user_namespaces" && exec "$@"
 
 @dataclass(frozen=True)
 class User:
-    """A user that only what we start for it knows of, with a home in a folder of the tests."""
+    """A user known only to the programs that we start for it, with a home in the tests' folder."""
 
     place: Path
     ranges: bool = True  # whether it has ranges of uids and gids besides its own
-    own_cache: Path | None = None  # another one than in the home
+    own_cache: Path | None = None  # instead of the one in the home
 
     @property
     def home(self) -> Path:
@@ -81,7 +81,7 @@ class User:
         self.take(self.home)
 
     def take(self, folder: Path) -> Path:
-        """Make a folder and all in it the user's, each entry with the mode that it has."""
+        """Give the user a folder and everything in it; each entry keeps its mode."""
         for path in (folder, *folder.rglob("*")):
             mode = path.lstat().st_mode
             os.lchown(path, UID, UID)
@@ -124,7 +124,7 @@ class User:
         return self.run(*command(*words), **variables)
 
     def left(self) -> list[str]:
-        """What is in the home that should not be there after a pack."""
+        """Return what is in the home that should not be there after a pack."""
         found = [*self.home.glob(".*.tmp*"), *self.home.glob(".*.lock")]
         found += [*(self.home / "tmp").iterdir(), *self.cache.rglob("*.tmp*")]
         return [str(path) for path in found]
@@ -135,7 +135,7 @@ def command(*words: str | Path) -> list[str]:
 
 
 def checkout(user: User, line: str = "RUN touch /one") -> Path:
-    """A checkout of the user's with a small image to build, and with the base that is there."""
+    """Make a checkout of the user's with a small image to build, and the bases that exist here."""
     place = checkouts.copy(user.place / "checkout", lines=f"{line}\nRUN touch /two")
     for name in ("bases", "vendor"):  # links into this checkout
         (place / "build" / name).unlink()
@@ -152,7 +152,7 @@ def pack_target(user: User, checkout: Path, **variables: str) -> subprocess.Comp
 
 
 def opened() -> str:
-    """A script that lets everybody through to what the command line is made of."""
+    """Return a script that gives everybody access to the folders that the command line needs."""
     needed = {ROOT, Path(sys.prefix), Path(sys.base_prefix)}
     closed = {
         path: above
@@ -174,7 +174,7 @@ def opened() -> str:
 
 @contextmanager
 def existing(ranges: bool = True) -> Iterator[User]:
-    """A user for the length of a block."""
+    """Create a user for the length of a block."""
     place = Path(tempfile.mkdtemp(prefix="sqshforge-test-"))
     try:
         place.chmod(0o755)
@@ -187,7 +187,7 @@ def existing(ranges: bool = True) -> Iterator[User]:
 
 @contextmanager
 def without_namespaces(user: User, *words: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """A program on a machine that gives its users no user namespaces."""
+    """Run a program on a machine that does not give its users user namespaces."""
     argv = [*user.enter(), "unshare", "--user", "sh", "-c", FORBID, "sh", *AS_USER, *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -229,9 +229,9 @@ def nothing_stays_fixture(user: User) -> Iterator[None]:
 
 @pytest.fixture(name="context", scope="module")
 def context_fixture(user: User) -> Path:
-    """A folder that everybody can build the odd image from, with a /sqshforge on top.
+    """Make a folder from which every user can build the odd image, with a /sqshforge on top.
 
-    Without its device: an ordinary user's engine cannot make one.
+    It lacks the device, which an ordinary user's engine cannot make.
     """
     tree = odd_root.make(user.place / "odd/tree")
     (tree / "run/zero").unlink()
@@ -245,7 +245,7 @@ def context_fixture(user: User) -> Path:
 
 
 def incompressible(user: User, name: str) -> Path:
-    """A folder that an image can be built from which takes its time to pack."""
+    """Make a folder to build an image from that takes a while to pack."""
     folder = user.place / f"context-{name}"
     (folder / "tree").mkdir(parents=True)
     for index in range(16):
@@ -257,7 +257,7 @@ def incompressible(user: User, name: str) -> Path:
 
 
 def struck(user: User, address: str, how: signal.Signals) -> None:
-    """Pack, with a signal on the way: nothing partial stays, at the latest after the next pack."""
+    """Signal a running pack: after the next pack, at the latest, nothing partial is left."""
     folder = user.home / how.name
     folder.mkdir()
     user.take(folder)

@@ -37,7 +37,7 @@ def tree_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="image", scope="module")
 def image_fixture(tree: Path) -> Iterator[str]:
-    """The same as an image of buildah; its address."""
+    """The address of the same tree as a buildah image."""
     odd_root.tar(tree, tree.parent / "rootfs.tar")
     (tree.parent / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
     (tree.parent / ".dockerignore").write_text("tree\n")
@@ -54,13 +54,13 @@ def pack(image: str, output: Path, options: squash.Options = FAST) -> squash.Pac
 
 
 def visible(folder: Path) -> set[str]:
-    """What is in a folder but for the lock, which stays and is empty."""
+    """Return what is in a folder, except for the lock, which stays and is empty."""
     return {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
 
 
 @contextlib.contextmanager
 def started(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """The command line in the background; nothing that it started outlives the block."""
+    """Run the command line in the background; nothing that it starts outlives the block."""
     environment = {**os.environ, MARK: str(id(words)), "COLUMNS": "1000"}
     environment["PYTHONFAULTHANDLER"] = "1"  # for `ended`
     argv = [sys.executable, "-m", "sqshforge", "pack", *map(str, words)]
@@ -74,7 +74,7 @@ def started(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 300) -> int:
-    """Wait for the end of a command; the exit code. One that hangs fails with where it hangs."""
+    """Wait for a command's end; returns the exit code. If it hangs, fails and shows where."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -85,7 +85,7 @@ def ended(process: subprocess.Popen[str], seconds: float = 300) -> int:
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command line, to its end."""
+    """Run the command line to its end."""
     with started(*words) as process:
         out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(words, process.returncode, out, err)

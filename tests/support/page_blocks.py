@@ -1,7 +1,7 @@
 """The fenced blocks of the documentation, each marked with its language.
 
 `sh` is what a reader types: its commands are checked (tests/contracts/test_page_commands.py), and
-what can run in a scratch folder runs (tests/contracts/test_page_runs.py).
+those that can run in a scratch folder are run (tests/contracts/test_page_runs.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, and the line of the page that it begins after."""
+    """A fenced block, and the line of the page after which it begins."""
 
     page: str
     line: int
@@ -32,14 +32,14 @@ class Block:
 
 
 def pages() -> list[str]:
-    """Every page that people write; docs/reference/ is written by the code."""
+    """Return every page written by people; docs/reference/ is written from the code."""
     written = (path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
     docs = sorted(path for path in written if not path.startswith("docs/reference/"))
     return ["README.md", "CONTRIBUTING.md", "launch/README.md", *docs]
 
 
 def blocks(page: str, language: str | None = None) -> list[Block]:
-    """The blocks of a page in their order: all, or those of a language."""
+    """Return the blocks of a page in order: all of them, or those of one language."""
     text = (ROOT / page).read_text()
     found = (
         Block(page, text.count("\n", 0, one.start()) + 1, one[1], one[2])
@@ -49,7 +49,7 @@ def blocks(page: str, language: str | None = None) -> list[Block]:
 
 
 def type_in(text: str, folder: Path, environment: Mapping[str, str]) -> str:
-    """Run a block as a script in a folder; what it printed. It fails at its first error."""
+    """Run a block as a script in a folder, stopping at its first error; returns its output."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=folder,

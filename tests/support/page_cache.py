@@ -1,4 +1,4 @@
-"""What of a file is in memory, and having none of it there."""
+"""Find out how much of a file is in memory, and remove it from there."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def forget(path: Path) -> None:
-    """Have the kernel keep nothing of a file in memory."""
+    """Have the kernel drop a file from memory."""
     with path.open("r+b") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read_ahead() -> int:
-    """How many bytes the kernel reads, at most, ahead of who reads a file of any disk in order."""
+    """Return the most bytes that the kernel reads ahead, on any disk, in a sequential read."""
     found = Path("/sys/class/bdi").glob("*/read_ahead_kb")
     return max(int(path.read_text()) << 10 for path in found)
 
 
 def share(path: Path, offset: int, length: int) -> float:
-    """How much of a part of a file is in memory: 0 to 1."""
+    """Return the share of a part of a file that is in memory: 0 to 1."""
     start = offset // PAGE * PAGE
     size = offset + length - start
     with path.open("rb") as file:

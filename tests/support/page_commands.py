@@ -1,7 +1,7 @@
-"""The command lines in the `sh` blocks of a page, read as a shell reads them; nothing is run.
+"""The command lines in the `sh` blocks of a page, parsed as a shell would; nothing is run.
 
-Forms in brackets count as given (`[--check]`, of `a|b` the first), and what the page has assigned,
-exported or made an alias before holds after it.
+Forms in brackets count as given (`[--check]`; of `a|b` the first), and the page's earlier
+assignments, exports and aliases apply.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from tests.support.page_blocks import Block
 
 WRAPPERS = ("srun", "nsys", "neuron_parallel_compile")
-"""Programs that start what comes after their own options."""
+"""Programs that start the command after their own options."""
 INNER = re.compile(r"(\.venv/bin/)?(python3?|sqshforge|torchrun|composer|neuron_parallel_compile)")
 
 _HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1([^\n]*)\n.*?^\2$", re.DOTALL | re.MULTILINE)
@@ -24,12 +24,12 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Command:
-    """One program with its words, and the variables that it is given."""
+    """One program with its words, and the variables that are set for it."""
 
     where: str
     words: tuple[str, ...]
     variables: Mapping[str, str]
-    before: tuple[str, ...] = ()  # the words of what pipes into it
+    before: tuple[str, ...] = ()  # the words of the command that pipes into it
 
     def __str__(self) -> str:
         return f"{self.where}: {shlex.join(self.words)}"
@@ -48,7 +48,7 @@ class _Session:
         while _OPTIONAL.search(text):
             text = _OPTIONAL.sub(lambda found: found[1].split("|")[0], text)
         for line in _logical_lines(text):
-            # A word that the page has assigned is its value, of several words perhaps.
+            # A variable that the page has assigned stands for its value, perhaps several words.
             line = re.sub(r"\$(\w+)", lambda name: self.assigned.get(name[1], name[0]), line)
             yield from self._line(line, block.where)
 
@@ -78,19 +78,19 @@ class _Session:
 
 
 def commands(blocks: Sequence[Block]) -> list[Command]:
-    """Every command of a page's blocks, in order; one that another starts comes after it."""
+    """Return every command of a page's blocks, in order; one that another starts comes after it."""
     session = _Session()
     return [one for block in blocks for one in session.read(block)]
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines, with those that a quotation spans in one."""
+    """Yield lines, joining those that a quotation spans."""
     kept = ""
     for line in text.splitlines():
         kept = f"{kept}\n{line}" if kept else line
         try:
             shlex.split(kept, comments=True)
-        except ValueError:  # a quotation is open
+        except ValueError:  # a quotation is still open
             continue
         yield kept
         kept = ""
@@ -98,7 +98,7 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _simple_commands(line: str) -> Iterator[tuple[list[str], bool]]:
-    """The words of each program in a line, and whether another pipes into it."""
+    """Yield the words of each program in a line, and whether another one pipes into it."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&<>")
     lexer.whitespace_split = True
     words: list[str] = []
@@ -114,7 +114,7 @@ def _simple_commands(line: str) -> Iterator[tuple[list[str], bool]]:
 
 
 def _with_inner(words: list[str]) -> Iterator[list[str]]:
-    """A command, and what it starts in its turn: after `--` in a container, by srun on a node."""
+    """Yield a command and those that it starts: after `--` in a container, by srun on a node."""
     yield words
     inner: list[str] = []
     if words[0].endswith(("sqshforge", "sqshforge-run.pyz")) or words[0] == "python3":

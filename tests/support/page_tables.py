@@ -14,7 +14,7 @@ Key = tuple[str, ...]
 
 @dataclass
 class PageTable:
-    """A table between two comments of a page; the first columns, the keys, tell its rows apart."""
+    """A table between two comments of a page; its first columns, the keys, identify a row."""
 
     marker: str
     keys: Sequence[str]
@@ -23,15 +23,15 @@ class PageTable:
     cells: dict[Key, dict[str, str]] = field(default_factory=dict)
 
     def note(self, *key: str, **columns: str) -> None:
-        """Keep what was found out; a name's underscores are spaces."""
+        """Record results for a row; underscores in column names become spaces."""
         row = self.cells.setdefault(key, {})
         row.update({name.replace("_", " "): text for name, text in columns.items()})
 
     def write(self, page: Path) -> None:
-        """Put what was noted into the page; what was not run now keeps what it had."""
+        """Write the recorded results into the page; cells that were not run now are kept."""
         begin, end = (f"<!-- {self.marker}: {one} -->" for one in ("begin", "end"))
         with page.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # tests of other rows may run beside
+            fcntl.flock(file, fcntl.LOCK_EX)  # tests of other rows may run at the same time
             text = file.read()
             assert text.count(begin) == text.count(end) == 1, f"{page} has no place for {begin}"
             head, _, rest = text.partition(begin)

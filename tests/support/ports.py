@@ -1,4 +1,4 @@
-"""Ports that a test's servers and jobs take: none is taken by chance in the meantime."""
+"""Ports for a test's servers and jobs, which nothing else takes by chance in the meantime."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 import socket
 
 PORTS = range(20000, 32000)
-"""Below those that the kernel hands out to connections, and to who binds to port 0."""
+"""Below the ports that the kernel assigns to connections and for binding to port 0."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nothing listens at now."""
+    """Find ports that nothing listens on now."""
     ports: list[int] = []
     with contextlib.ExitStack() as held:
         while len(ports) < count:

@@ -1,4 +1,4 @@
-"""Nodes of a preflight: real processes, each with what is odd about it."""
+"""Nodes of a preflight: real processes, each with its own oddity."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ worker.main(0, int(sys.argv[2]))
 
 @dataclass
 class Ended:
-    """What became of a node."""
+    """How a node ended."""
 
     code: int
     out: str
@@ -49,7 +49,7 @@ class Node:
 
 
 class Nodes:
-    """Starts `python3 -m training.job.preflight` once a node, and waits for all."""
+    """Starts `python3 -m training.job.preflight` once per node, and waits for all of them."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.shared = folder / "shared"
@@ -58,7 +58,7 @@ class Nodes:
         self._folder, self._root = folder, root
 
     def run(self, nodes: Sequence[Node | None], **env: str) -> list[Ended]:
-        """Run the nodes to their ends; None is one that does not come."""
+        """Run the nodes to their ends; None is a node that does not come."""
         outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
         given = {
             "PYTHONPATH": f"{self._root}:{self._folder}",
@@ -103,7 +103,7 @@ class Nodes:
         return [Ended(process.returncode, *text) for process, text in ends]
 
     def worker(self, **values: object) -> str:
-        """What makes the workers of a node run a program of its own: WORKER with these values."""
+        """Return code that makes a node's workers run another program: WORKER with these values."""
         path = self._folder / "worker.py"
         path.write_text(WORKER.format(**values))
         return f"workers.PROGRAM = ({str(path)!r},)"

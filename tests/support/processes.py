@@ -1,4 +1,4 @@
-"""Processes of this machine, looked up in /proc by what they were started with."""
+"""Processes of this machine, found in /proc by the variables they were started with."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 def having(variables: Mapping[str, str | None]) -> list[int]:
-    """Processes that were started with these variables (None: any value), and their offspring.
+    """Return processes started with these variables (None: any value), and their offspring.
 
-    A process that has ended and waits for its parent to notice is not among them.
+    Zombies are not included.
     """
     parents = {pid: parent(pid) for pid in _all()}
     found = {pid for pid, above in parents.items() if above and _has(pid, variables)}
@@ -25,17 +25,17 @@ def having(variables: Mapping[str, str | None]) -> list[int]:
 
 
 def parent(pid: int) -> int:
-    """The parent's number; 0 once the process has ended."""
+    """Return the parent's number; 0 once the process has ended."""
     return _parent(_read(pid, "stat"))
 
 
 def program(pid: int) -> int:
-    """The process that does what one of `tests.support.warm` stands for; any other is its own."""
+    """Return the process that works for a client of `tests.support.warm`; any other itself."""
     return _stands_for(_read(pid, "stat")) or pid
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one, whatever sessions they have; `program()` of one is below it."""
+    """Return all processes below one, in any session; `program()` of one counts as below it."""
     children: dict[int, list[int]] = {}
     for one in _all():
         stat = _read(one, "stat")
@@ -51,12 +51,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def command(pid: int) -> str:
-    """The command line of a process; empty once it has ended."""
+    """Return the command line of a process; empty once it has ended."""
     return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def leave_room_for_numbers() -> None:
-    """Have the next thousand processes numbered upwards, and not begin anew among them."""
+    """Make sure that the next thousand process numbers rise without wrapping around."""
     most = int(Path("/proc/sys/kernel/pid_max").read_text())
     while os.waitpid(newest := os.posix_spawnp("true", ["true"], os.environ), 0):
         if newest < most - 1000:
@@ -64,7 +64,7 @@ def leave_room_for_numbers() -> None:
 
 
 def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
-    """Send each a signal; one that is gone already is no matter."""
+    """Send each process a signal; ignores those that are gone already."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal_number)
@@ -72,7 +72,7 @@ def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
 
 @contextlib.contextmanager
 def slowed(pids: Iterable[int]) -> Iterator[None]:
-    """Let processes run for a tenth of the time: a run that is only waited for costs little."""
+    """Let processes run a tenth of the time, to save CPU time for runs that are only waited for."""
     over = threading.Event()
     handles = [os.pidfd_open(pid) for pid in pids]
 
@@ -104,7 +104,7 @@ def _parent(stat: bytes) -> int:
 
 
 def _stands_for(stat: bytes) -> int:
-    """Read the name that tests/support/warm/client.py gives itself; 0 of any other process."""
+    """Parse the name that tests/support/warm/client.py gives itself; 0 for any other process."""
     name = stat.partition(b"(")[2].rpartition(b")")[0]
     return int(name.removeprefix(b"warm ")) if name.startswith(b"warm ") and _parent(stat) else 0
 

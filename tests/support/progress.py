@@ -1,4 +1,4 @@
-"""How far the work came that a reporter was to follow."""
+"""How far the work that a reporter follows has come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqshforge.host.terminal import Reporter, Tracker
 
 
 class Following(Reporter):
-    """Keeps the shares of the work that were done, as a bar would have shown them."""
+    """Records the completed shares of the work that a bar would have shown."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)

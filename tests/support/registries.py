@@ -1,4 +1,4 @@
-"""A real registry on the loopback, and how an image comes into it."""
+"""A real registry on the loopback, and a way to push images into it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.ports import free_ports
 
 @pytest.fixture(name="registry", scope="module")
 def registry_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HOST:PORT of an empty registry, which skopeo is set to talk to without TLS."""
+    """HOST:PORT of an empty registry, which skopeo is configured to use without TLS."""
     place = tmp_path_factory.mktemp("registry")
     address = f"127.0.0.1:{free_ports(1)[0]}"
     (place / "config.yml").write_text(
@@ -50,7 +50,7 @@ def _await(address: str) -> None:
 
 
 def push(address: str, name: str, *options: str) -> str:
-    """Copy an image to a name in the registry; the address of what is there now."""
+    """Copy an image to a name in the registry; returns its address there."""
     program = Programs()
     program.capture(["skopeo", "--insecure-policy", "copy", *options, address, f"docker://{name}"])
     return f"docker://{name}"

@@ -1,4 +1,4 @@
-"""What a command takes of the machine while it runs: memory, and disk beyond what it is to make."""
+"""A command's use of the machine while it runs: memory, and disk beyond its intended output."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-EVERY = 0.02  # seconds between two looks
+EVERY = 0.02  # seconds between two samples
 
 
 @dataclass
 class Peak:
-    """The most that was seen, in bytes.
+    """The maxima that were seen, in bytes.
 
-    Memory is what a process and all below it have resident together; what they share is counted
-    for each.
+    Memory is the sum over a process and all below it of what is resident; shared memory counts for
+    each.
     """
 
     memory: int = 0
@@ -27,7 +27,7 @@ class Peak:
 
 @contextmanager
 def watched(pid: int, disk: Callable[[], int]) -> Iterator[Peak]:
-    """Look at a process, and at what `disk` counts, for the length of a block."""
+    """Sample a process, and the result of `disk`, for the length of a block."""
     peak, ended = Peak(), threading.Event()
 
     def look() -> None:
@@ -45,7 +45,7 @@ def watched(pid: int, disk: Callable[[], int]) -> Iterator[Peak]:
 
 
 def resident(pid: int) -> int:
-    """The resident memory of a process and of all below it."""
+    """Return the resident memory of a process and of all below it."""
     with contextlib.suppress(OSError, IndexError):  # it may end at any moment
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         below = [
@@ -58,7 +58,7 @@ def resident(pid: int) -> int:
 
 
 def size(folder: Path, without: Path | None = None) -> int:
-    """What a folder takes on its disk; what is mounted in it takes nothing there."""
+    """Return a folder's size on its disk, without what is mounted in it."""
     total = 0
     with contextlib.suppress(OSError):
         device = folder.lstat().st_dev

@@ -18,7 +18,7 @@ HOUR = 3600.0
 
 
 def plan(run: Path, *, job: str = "4242", restart: int = 0, node: int = 0, **flags: object) -> Plan:
-    """A node's part of a job of two nodes that trains in a folder."""
+    """Return a node's part of a two-node job that trains in a folder."""
     words = {"save_ckpt_path": run, "dataset_path": "text:*.txt", **flags}
     return make_plan(
         Job(id=job, restarts=restart, node_rank=node, nodes=2, address="10.0.0.5", port=61000),
@@ -32,7 +32,7 @@ def plan(run: Path, *, job: str = "4242", restart: int = 0, node: int = 0, **fla
 def noted(
     run: Path, *codes: int | None, job: str = "4242", environment: Mapping[str, str] | None = None
 ) -> None:
-    """Starts of a job, each with its exit code; None for one without an end."""
+    """Record starts of a job, each with its exit code; None for one that has not ended."""
     shown = {"NODES": "n1 n2", **(environment or {})}
     for restart, code in enumerate(codes):
         job_log.begin(plan(run, job=job, restart=restart), shown)
@@ -52,7 +52,7 @@ def step(number: int, loss: float | None = None) -> dict[str, Any]:
 
 
 def report(number: int, speed: float = 1024.0, **other: Any) -> dict[str, Any]:
-    """Means of ten steps; 1024 tokens/s on each of four devices are a step a second."""
+    """Return a report of ten steps; 1024 tokens/s on each of four devices are one step a second."""
     more = {"tokens_per_second_per_device": speed, "mfu": 0.25, "memory_bytes": 3 * 2**29}
     return {**step(number), "kind": "report", **more, **other}
 
@@ -66,7 +66,7 @@ def history(steps: int) -> list[dict[str, Any]]:
 
 
 def write(run: Path, lines: list[dict[str, Any]], *, num_steps: int = 1000, **data: Any) -> Path:
-    """A run's folder of such lines, of four processes that report each ten steps."""
+    """Write a run's folder with such lines, for four processes that report every ten steps."""
     run.mkdir(parents=True, exist_ok=True)
     config = {
         "config": {
@@ -84,7 +84,7 @@ def write(run: Path, lines: list[dict[str, Any]], *, num_steps: int = 1000, **da
 
 
 def age(run: Path, seconds: float, *names: str) -> None:
-    """Make files older than they are: all of a run, or those that are named."""
+    """Make files look older: all of a run's, or the named ones."""
     paths = [run / name for name in names] if names else [run, *run.rglob("*")]
     for path in paths:
         found = path.stat()
@@ -92,7 +92,7 @@ def age(run: Path, seconds: float, *names: str) -> None:
 
 
 def facts(run: Path | str, *words: str) -> dict[str, Any]:
-    """What `sqshforge status RUN --json` tells: the command line, without a process for each."""
+    """Return the facts of `sqshforge status RUN --json`, without starting a process."""
     done = CliRunner().invoke(cli, ["status", str(run), "--json", *words])
     assert done.exit_code == 0, (done.output, done.exception)
     found: dict[str, Any] = json.loads(done.output)

@@ -1,6 +1,7 @@
 """A checkout on a machine whose programs and package managers are stand-ins, for setup.sh.
 
-Its Python copies pip into an environment, where ensurepip would install and compile it for seconds.
+Its Python copies pip into an environment, because ensurepip would take seconds to install and
+compile it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ version = "1"
 [project.optional-dependencies]
 test = []
 """
-# Says that it has begun, and goes on once nothing holds it.
+# Reports that it has begun, and goes on once nothing holds it.
 BACKEND = """import base64, hashlib, time, zipfile
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
             wheel.writestr(name, text)
     return "tiny-1-py3-none-any.whl"
 """
-# Installs what its index has, by a link to each program that a package brings.
+# Installs packages of its index, as a link to each program that a package contains.
 APT = """#!/bin/sh
 echo "$(basename "$0") $*" >> {place}/calls
 case " $* " in
@@ -64,7 +65,7 @@ case " $* " in
 *" show "*) case " {index} " in *" $2 "*) ;; *) exit 100 ;; esac ;;
 esac
 """
-# The last word of `python3 -m venv --clear FOLDER` is the environment.
+# The environment is the last word of `python3 -m venv --clear FOLDER`.
 PYTHON = """#!/bin/sh
 if [ "$1 $2" != "-m venv" ]; then exec /usr/bin/python3 "$@"; fi
 /usr/bin/python3 "$@" --without-pip || exit
@@ -85,7 +86,7 @@ done
 
 @functools.cache
 def whole_environment() -> Path:
-    """One that ensurepip has filled, without what nothing here takes."""
+    """Return an environment filled by ensurepip, without setuptools, which nothing here needs."""
     folder = Path(tempfile.mkdtemp(prefix="sqshforge-test-venv-"))
     atexit.register(shutil.rmtree, folder)
     folder.chmod(0o755)
@@ -114,13 +115,13 @@ class Machine:
             self.has_program(name, "#!/bin/sh\nexit 0\n")
 
     def has_program(self, name: str, text: str) -> None:
-        """A stand-in, also for one of the shell's tools, which are links to this machine's own."""
+        """Install a stand-in, which may replace a shell tool's link to this machine's own."""
         (self.tools / name).unlink(missing_ok=True)
         (self.tools / name).write_text(text)
         (self.tools / name).chmod(0o755)
 
     def has_apt(self, index: Sequence[str]) -> None:
-        """apt-get, with these packages in its index."""
+        """Install an apt-get with these packages in its index."""
         brings = "\n".join(
             f"    {one}) printf '#!/bin/sh\\n' > {self.tools}/{BRINGS.get(one, one)}; "
             f"chmod 755 {self.tools}/{BRINGS.get(one, one)} ;;"
@@ -131,7 +132,7 @@ class Machine:
             self.has_program(name, text)
 
     def has_sudo(self) -> None:
-        """One that notes what it is used for. It needs no right here: the stand-ins need none."""
+        """Install a sudo that records its use. It needs no rights, as the stand-ins need none."""
         text = f'#!/bin/sh\necho "sudo $*" >> {self.place}/calls\nexec "$@"\n'
         self.has_program("sudo", text)
 
@@ -175,7 +176,7 @@ class Machine:
 
 @pytest.fixture
 def machine(as_root: None) -> Iterator[Machine]:
-    """A checkout of a user's, and a PATH with a shell's tools and Python alone."""
+    """A user's checkout, with only a shell's tools and Python on the PATH."""
     place = Path(tempfile.mkdtemp(prefix="sqshforge-test-"))
     try:
         made = Machine(place)

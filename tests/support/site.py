@@ -1,4 +1,4 @@
-"""A shared folder to submit the launchers of an image from, on the tests' own Slurm."""
+"""A shared folder from which to submit an image's launchers on the tests' own Slurm."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from tests.support import json_lines, processes
 from tests.support.slurm import Cluster
 
-TIMEOUT = 600  # seconds: catches what hangs, on the slowest of machines
+TIMEOUT = 600  # seconds: long enough for the slowest machine, to catch what hangs
 
 TRIAL_FLAGS = {"mamba2_neuron": ("--backend=gloo", "--logging_interval=10")}
-"""What a launcher's trial takes on processors alone."""
+"""What a launcher's trial needs on machines with only CPUs."""
 
 Losses = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Site:
-    """No other sqshforge is found than that of this environment."""
+    """A site where the only sqshforge to be found is this environment's."""
 
     slurm: Cluster
     image: Path
@@ -31,16 +31,16 @@ class Site:
 
     @property
     def small(self) -> Path:
-        """A file system of little room that both nodes see."""
+        """A small file system that both nodes see."""
         return self.folder / "small"
 
     @property
     def path(self) -> str:
-        """The PATH of jobs: sqshforge is that of this environment."""
+        """The PATH of jobs, on which sqshforge is this environment's."""
         return f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
     def launcher(self, name: str) -> str:
-        """Read a launcher out of the image."""
+        """Read a launcher from the image."""
         argv = ["unsquashfs", "-cat", str(self.image), f"sqshforge/launch/{name}.sbatch"]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
@@ -70,7 +70,7 @@ class Site:
         return self.folder / run
 
     def complete(self, job: int, timeout: float = TIMEOUT) -> str:
-        """Wait for the job's success; its output."""
+        """Wait for the job to succeed; returns its output."""
         state = self.slurm.wait(job, timeout)
         said = self.slurm.output(job)
         assert state == "COMPLETED", said
@@ -82,7 +82,7 @@ class Site:
         self.slurm.until(place.exists, TIMEOUT, f"{place} does not come")
 
     def go_on_to(self, run: str, step: int) -> None:
-        """Wait until a run has written the losses of so many steps."""
+        """Wait until a run has written the losses of `step` steps."""
         path = self.place(run) / "metrics.jsonl"
         self.slurm.until(
             lambda: path.exists() and len(self.losses(run)) >= step,
@@ -91,12 +91,12 @@ class Site:
         )
 
     def reach_time_limit(self, run: str, job: int) -> int:
-        """Let a run reach its job's time limit, and be requeued; the step after which it stopped.
+        """Let a run reach its job's time limit and be requeued; returns its last step before that.
 
-        The job was submitted with a limit far away, and `--signal=B:TERM@30`. Slurm counts in
-        minutes; the signal comes up to a minute before the end of the one asked.
+        The job was submitted with a distant limit and `--signal=B:TERM@30`. Slurm counts in
+        minutes; the signal comes up to a minute before the requested end.
         """
-        # The limit comes when the job trains, which takes a loaded machine more than a minute.
+        # Set the limit once the job trains, which can take more than a minute on a loaded machine.
         self.go_on_to(run, 20)
         hours, minutes, _ = map(int, self.slurm.show(job)["RunTime"].split(":"))
         limit = f"TimeLimit={60 * hours + minutes + 2}"
@@ -115,14 +115,14 @@ class Site:
         return int(re.findall(r"asked to stop after step (\d+)", said)[0])
 
     def kill(self, program: str, job: int) -> None:
-        """Kill -9 a program of a job on all nodes, by what its command line begins with."""
+        """Kill -9 a job's program on all nodes, identified by how its command line begins."""
         found = self.slurm.processes(job=job)
         victims = [pid for pid in found if processes.command(pid).startswith(program)]
         assert victims, f"no {program} runs"
         processes.kill(victims)
 
     def ranks(self, job: int, node: str | None = None) -> list[int]:
-        """The processes of a job, on one node or all, that train."""
+        """Return a job's training processes, on one node or all."""
         found = self.slurm.processes(node, job)
         return [pid for pid in found if "-m training.mamba_fsdp" in processes.command(pid)]
 

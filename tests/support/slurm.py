@@ -1,9 +1,9 @@
-"""A real Slurm of two nodes, or more, on this machine, for the length of a block.
+"""A real Slurm of two or more nodes on this machine, for the length of a block.
 
-munged, slurmctld and a slurmd a node run from a private folder, on free ports, as the caller's
-children: they die with it, and several clusters stand side by side. Only root can. The nodes are
-this machine many times, or with `apart` machines, each with a network, a host name, mounts and a
-disk (`local`) of its own, and with an ordinary user that this machine does not know.
+munged, slurmctld and one slurmd per node run from a private folder, on free ports, as the caller's
+children: they die with it, and several clusters can run side by side. Only root can do this. The
+nodes are all this machine or, with `apart`, separate machines, each with its own network, host
+name, mounts and disk (`local`), and with an ordinary user that this machine does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.network_namespaces import Bridge, bridged
 from tests.support.slurm_config import NODES
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
-USER = 41236  # the ordinary user of nodes that are apart; Slurm starts no job of an unknown one
+USER = 41236  # the ordinary user of nodes that are apart; Slurm starts no job of an unknown user
 ENTRIES = {
     "passwd": f"trainer:x:{USER}:{USER}::/:/bin/bash\n",
     "group": f"trainer:x:{USER}:\n",
@@ -37,12 +37,12 @@ ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT"
 
 
 class ClusterError(Exception):
-    """The cluster cannot be, or does not do what was waited for; says where the logs are."""
+    """The cluster cannot start, or does not do what was waited for; the message names the logs."""
 
 
 @dataclass
 class Cluster:
-    """The nodes, n1 and n2 unless others are named, and the clients' side of them."""
+    """The nodes, n1 and n2 unless others are named, and the clients' side of the cluster."""
 
     folder: Path
     env: dict[str, str]
@@ -53,7 +53,7 @@ class Cluster:
 
     @property
     def local(self) -> Path:
-        """A folder that on each node is the node's own, where the nodes are apart."""
+        """The folder that is local to each node, if the nodes are apart."""
         return self.folder / "local"
 
     @property
@@ -62,7 +62,7 @@ class Cluster:
         return "".join(f"mount --bind {self.folder}/{name} /etc/{name};" for name in ENTRIES)
 
     def log(self, daemon: str) -> Path:
-        """The log of `slurmctld`, `munged` or a node."""
+        """Return the log of `slurmctld`, `munged` or a node."""
         return self.folder / f"{daemon}.log"
 
     def ask(
@@ -93,38 +93,38 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> int:
-        """Submit from a folder, as `sbatch WORDS < script` does; the job's number."""
+        """Submit from a folder, as `sbatch WORDS < script` does; returns the job's number."""
         answer = self.ask("sbatch", "--parsable", *words, text=script, env=env, folder=folder)
         return int(answer.partition(";")[0])
 
     def output(self, job: int) -> str:
-        """What the job has written so far."""
+        """Return what the job has written so far."""
         path = Path(self.show(job)["StdOut"])
         return path.read_text() if path.exists() else ""
 
     def show(self, job: int) -> dict[str, str]:
-        """What `scontrol show job` says, by name."""
+        """Return the fields of `scontrol show job`, by name."""
         words = self.ask("scontrol", "show", "job", "--oneliner", str(job)).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def state(self, job: int) -> str:
-        """The job's state in Slurm's words: PENDING, RUNNING, COMPLETED, ..."""
+        """Return the job's state in Slurm's words: PENDING, RUNNING, COMPLETED, ..."""
         return self.show(job)["JobState"]
 
     def exit_code(self, job: int) -> int:
-        """The exit code of the job's script."""
+        """Return the exit code of the job's script."""
         return int(self.show(job)["ExitCode"].partition(":")[0])
 
     def restarts(self, job: int) -> int:
         return int(self.show(job)["Restarts"])
 
     def wait(self, job: int, timeout: float = 300) -> str:
-        """Wait until the job has ended and its processes are gone; its last state."""
+        """Wait until the job has ended and its processes are gone; returns its last state."""
         self.until(
             lambda: self.state(job) in ENDED and not self.processes(job=job),
             timeout,
             lambda: f"job {job} has not ended: {self.show(job)}",
-            every=0.5,  # each look starts a program, and reads what all processes are
+            every=0.5,  # each look starts a program, and reads all processes
         )
         return self.state(job)
 
@@ -135,9 +135,9 @@ class Cluster:
         what: Callable[[], str] | str,
         every: float = 0.1,
     ) -> None:
-        """Look every so many seconds until something holds.
+        """Check every `every` seconds until something holds.
 
-        Raises ClusterError with the message `what` if it does not within the timeout.
+        Raises ClusterError with the message `what` if it does not hold within the timeout.
         """
         deadline = time.monotonic() + timeout
         while not holds():
@@ -151,16 +151,16 @@ class Cluster:
         self.ask("scancel", *words, str(job))
 
     def processes(self, node: str | None = None, job: int | None = None) -> list[int]:
-        """What jobs run, on one node or of one job or all of it; no slurmstepd is among them.
+        """Return the processes of jobs, of a node or a job or all, without slurmstepd.
 
-        Found by the variables that Slurm gave them, and by descent: a container may have
+        They are found by the variables that Slurm set, and by descent, as a container may have
         emptied its environment.
         """
         marks = {"SLURM_CONF": self.env["SLURM_CONF"], "SLURMD_NODENAME": node}
         return processes.having(marks | ({"SLURM_JOB_ID": str(job)} if job else {}))
 
     def kill_processes(self, node: str, job: int) -> list[int]:
-        """Kill -9 all that a job runs on a node, as the kernel does when memory runs out."""
+        """Kill -9 all of a job's processes on a node, as the kernel does when memory runs out."""
         victims = self.processes(node, job)
         processes.kill(victims)
         return victims
@@ -170,7 +170,7 @@ class Cluster:
         daemon = self.daemons.pop(node)
         daemon.kill()
         daemon.wait()
-        # More than once: a task may be just starting, and the dead take a moment to go.
+        # Repeatedly: a task may be just starting, and killed processes take a moment to vanish.
         deadline = time.monotonic() + 60
         while victims := self.processes(node):
             above = {processes.parent(pid) for pid in victims}
@@ -181,14 +181,14 @@ class Cluster:
             time.sleep(0.02)
 
     def bring(self, node: str) -> None:
-        """Start a node's slurmd, for the first time or again, and wait until it takes jobs."""
+        """Start a node's slurmd, for the first time or again, and wait until it accepts jobs."""
         self.start_slurmd(node)
         self.until(
             lambda: self.is_idle(node), 300, lambda: f"{node} is not idle{self.last_words()}"
         )
 
     def stop_slurmd(self, node: str) -> None:
-        """Stop a node's slurmd, and nothing that it has started."""
+        """Stop a node's slurmd, but nothing that it has started."""
         daemon = self.daemons.pop(node)
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(30)
@@ -222,7 +222,7 @@ class Cluster:
         return False
 
     def last_words(self) -> str:
-        """The end of every daemon's log."""
+        """Return the end of every daemon's log."""
         logs = [self.log(name) for name in ("munged", "slurmctld", *self.nodes)]
         return "".join(
             f"\n--- {log.name}\n" + "\n".join(log.read_text().splitlines()[-8:])
@@ -231,7 +231,7 @@ class Cluster:
         )
 
     def start(self, name: str, program: str, *words: str) -> None:
-        """Start a daemon that ends with us, whatever ends us."""
+        """Start a daemon that ends with us, however we end."""
         with self.log(name).open("ab") as log:
             self.daemons[name] = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", _find(program), *words],
@@ -255,10 +255,10 @@ def cluster(
 ) -> Iterator[Cluster]:
     """Start a cluster, and stop it at the end of the block whatever happens in it.
 
-    `kill_wait` is Slurm's own: seconds between SIGTERM and SIGKILL. `settings` are further lines of
-    slurm.conf. `planted` gives lines of shell, by node, that make a node odd: they run in its own
-    mounts, where the nodes are apart, before its slurmd. Raises ClusterError where something is not
-    installed, we are not root, or a daemon does not come up.
+    `kill_wait` is Slurm's own setting: seconds between SIGTERM and SIGKILL. `settings` are further
+    lines of slurm.conf. `planted` maps nodes to lines of shell that make them odd: if the nodes are
+    apart, they run in the node's own mounts before its slurmd starts. Raises ClusterError if
+    something is not installed, we are not root, or a daemon does not come up.
     """
     for program in PROGRAMS:
         _find(program)
@@ -279,7 +279,7 @@ def _begin(
     planted: Mapping[str, Callable[[Cluster], str]],
     nodes: Sequence[str],
 ) -> Cluster:
-    """Try free ports until nobody else took one of them between the look and the start."""
+    """Retry with other free ports if one was taken between finding it and the start."""
     outside = {name: value for name, value in os.environ.items() if not _is_slurm(name)}
     for attempt in range(3):
         config = slurm_config.write(kill_wait, bridge, settings, nodes)
@@ -302,7 +302,7 @@ def _begin(
 
 
 def _end(ended: Cluster) -> None:
-    """Stop the daemons, then whatever they left running, each by its number."""
+    """Stop the daemons, then kill whatever they left running, each by its number."""
     for name in reversed(ended.daemons):
         daemon = ended.daemons[name]
         daemon.send_signal(signal.SIGKILL if name == "slurmctld" else signal.SIGTERM)
@@ -321,7 +321,7 @@ def _end(ended: Cluster) -> None:
 
 
 def _is_slurm(name: str) -> bool:
-    """A variable that would make a job of the tests look like a part of another job."""
+    """Tell whether a variable would make a test's job look like a part of another job."""
     return name.startswith(("SLURM", "SBATCH_", "SRUN_", "PMI", "MASTER_"))
 
 

@@ -58,11 +58,11 @@ def write(
     settings: Sequence[str] = (),
     names: Sequence[str] = NODES,
 ) -> Path:
-    """Make a folder with all that the daemons read, on ports that are free now; slurm.conf.
+    """Make a folder with everything that the daemons read, on free ports; returns slurm.conf.
 
-    Without a bridge all the nodes are this machine. Further settings are lines at its end.
+    Without a bridge, all nodes are this machine. Further settings become lines at the file's end.
     """
-    # A socket's path must be short, and munged wants folders that others may enter.
+    # A socket's path must be short, and munged requires folders that others may enter.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     folder.chmod(0o755)
     (folder / "state").mkdir()

@@ -1,4 +1,4 @@
-"""Squash files that no tool makes, written table by table: folders in folders, and many names."""
+"""Squash files that no tool makes, written table by table: nested folders, and many names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sqshforge.squashfs.inode import EXTENDED, HEADER, MORE_FOLDER, NONE, OTHER
 from sqshforge.squashfs.superblock import LAYOUT, MAGIC, NOWHERE, VERSION
 from sqshforge.squashfs.tables import METADATA, PLAIN
 
-FOLDER, FIFO = 1, 6  # numbers of kinds
+FOLDER, FIFO = 1, 6  # type numbers of inodes
 FOLDER_SIZE = HEADER.size + MORE_FOLDER.size
-LISTED = 256  # names in one run of a listing
+LISTED = 256  # names in one run of a directory listing
 GZIP, LOG2_BLOCK = 1, 17
 
 
@@ -35,12 +35,12 @@ def chain(name: bytes, depth: int, bottom: Sequence[bytes] = ()) -> bytes:
 
 
 def _place(at: int) -> tuple[int, int]:
-    """Where a byte of a table is: the place of its block, and that in the block."""
+    """Return a byte's position in a table: the position of its block, and the offset in it."""
     return at // METADATA * (METADATA + 2), at % METADATA
 
 
 def _listing(names: Sequence[bytes], place: int, number: int, kind: int) -> bytes:
-    """A folder's names, all of one inode."""
+    """Return a folder's listing of names that all have the same inode."""
     block, offset = _place(place)
     found = bytearray()
     for start in range(0, len(names), LISTED):

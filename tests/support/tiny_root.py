@@ -1,4 +1,4 @@
-"""A small root of this machine's own shell and tools, packed as a sqsh: enough for a container."""
+"""A small root with this machine's own shell and tools, packed as a sqsh, enough for containers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOOLS = (
 
 
 def tree(place: Path, config: enroot.ImageConfig) -> Path:
-    """Make the tree: /usr merged as in Debian, and what packing writes into /etc."""
+    """Make the tree, with a merged /usr as in Debian, and what packing writes into /etc."""
     for name in ("usr/bin", "usr/lib", "usr/lib64", "etc", "dev", "proc", "sys", "root", "tmp"):
         (place / name).mkdir(parents=True)
     for name in ("bin", "lib64"):
@@ -28,7 +28,7 @@ def tree(place: Path, config: enroot.ImageConfig) -> Path:
     for name in TOOLS:
         _install(place, name, name)
     (place / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
-    (place / "etc" / "group").write_text("root:x:0:")  # as some images: no newline at the end
+    (place / "etc" / "group").write_text("root:x:0:")  # as in some images: no newline at the end
     for path, content in enroot.files(config).items():
         (place / path).write_bytes(content)
     return place
@@ -40,7 +40,7 @@ def sqsh(
     change: Callable[[Path], object] | None = None,
     owners: tuple[str, ...] = ("-all-root",),
 ) -> Path:
-    """Pack such a tree, after `change` to it, at PLACE.sqsh; `owners` are mksquashfs's words."""
+    """Pack such a tree, after `change` to it, as PLACE.sqsh; `owners` are words for mksquashfs."""
     made = tree(place, config or enroot.ImageConfig(reference="tiny"))
     if change is not None:
         change(made)
@@ -61,7 +61,7 @@ def sqsh(
 
 
 def of_another_machine(root: Path) -> None:
-    """Make such a tree one whose shell this machine cannot run."""
+    """Change such a tree so that this machine cannot run its shell."""
     other = next(one for one in platforms.ALL.values() if not one.is_own)
     shell = root / "usr/bin/sh"
     shell.write_bytes(other.smallest_program())
@@ -69,7 +69,7 @@ def of_another_machine(root: Path) -> None:
 
 
 def _install(root: Path, program: str, name: str) -> None:
-    """Copy a program of this machine and the libraries that the loader takes for it."""
+    """Copy a program of this machine and the libraries that the loader needs for it."""
     source = shutil.which(program, path="/usr/bin")
     assert source is not None, program
     shutil.copy(source, root / "usr" / "bin" / name)

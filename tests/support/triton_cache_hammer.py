@@ -1,16 +1,16 @@
-"""Many processes that write to one Triton cache, alike in all that can be alike.
+"""Let many processes write to one Triton cache, identical in everything that can be identical.
 
 usage: triton_cache_hammer.py [--processes 64] [--writes 1600] [--kills 0] FOLDER
 
-Run with the Triton to be tried on PYTHONPATH. Each process has the same random seed and believes
-to have the same process id, as ranks in containers on several nodes do; all write the same names
-under one key, and read each file back. `--kills` of them get SIGKILL on the way, each replaced by
-another. Prints what came of it as JSON:
+Run with the Triton to be tested on PYTHONPATH. Each process has the same random seed and believes
+it has the same process id, like ranks in containers on several nodes; all write the same names
+under one key, and read each file back. `--kills` of them get SIGKILL on the way, and each is
+replaced by another. Prints the outcome as JSON:
 
-    writes   that ended, of processes that were not killed
+    writes   that completed, of processes that were not killed
     errors   how many writes failed, by the kind of error
-    torn     files that were not whole when they were read, while others wrote or at the end
-    staged   what lies in the cache at the end and is none of the names
+    torn     files that were incomplete when read, either while others wrote or at the end
+    staged   files in the cache at the end that have none of the names
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ PID = 4242
 
 @dataclass
 class Outcome:
-    """What came of the writes of one process, or of all."""
+    """The outcome of the writes of one process, or of all."""
 
     writes: int = 0
     torn: int = 0
     errors: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
-@functools.cache  # the cache is to be tried, not the hash
+@functools.cache  # to test the cache, not the hash
 def content(name: str) -> bytes:
     return hashlib.shake_128(name.encode()).digest(SIZE)
 
 
 def write(count: int) -> Outcome:
-    """What one process does."""
+    """Write as one process does."""
     random.seed(0)
     os.getpid = lambda: PID
     cache, outcome = FileCacheManager("key"), Outcome()
@@ -65,7 +65,7 @@ def write(count: int) -> Outcome:
 
 
 def start(count: int) -> tuple[int, int]:
-    """A process that writes: its id, and a pipe that its outcome comes by."""
+    """Start a process that writes; returns its id and the pipe that its outcome comes through."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,9 +1,9 @@
-"""Stand-ins for the base images that only vendors' registries give: Ubuntu 22.04 from its packages.
+"""Stand-ins for base images that only vendors' registries have: Ubuntu 22.04 from its packages.
 
 neuron29-mamba2 makes Ubuntu 24.04 itself.
 
-The recipes of the heavy targets are built on it by way of a mirror. What needs a vendor's host
-(CUDA's compiler, git tags, EFA's installer) is taken out by recipes that extend the real ones.
+The recipes of the heavy targets are built on the stand-in through a mirror. Recipes that extend the
+real ones remove whatever needs a vendor's host (CUDA's compiler, git tags, EFA's installer).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEYRING = f"{ARCHIVE}/pool/main/u/ubuntu-keyring/ubuntu-keyring_2021.03.26_all.d
 KEYRING_SHA256 = "0d0e7ed6b112f5d03eabf3c7eb01ebdacf9c57714b279e90495cfc58c8c4520f"
 IMAGE = "localhost/sqshforge-standin:jammy"
 
-# What stands in the way without vendors' hosts, taken away.
+# Removes what cannot be built without vendors' hosts.
 CUDA = {
     "triton": {"from": "wheel"},
     "sources": None,
@@ -33,7 +33,8 @@ CUDA = {
     "patches": {"causal-conv1d": None, "mamba": None},
     "python": {"built": None},
 }
-# With the public index's torch and CUDA's libraries: the CPU build is on PyTorch's index alone.
+# With the public index's torch and CUDA's libraries, because only PyTorch's index has the CPU
+# build.
 NEURON = {"apt_sources": None, "archives": None}
 RECIPES: Mapping[str, Mapping[str, object]] = {
     "cuda-mamba": CUDA,
@@ -41,10 +42,10 @@ RECIPES: Mapping[str, Mapping[str, object]] = {
     "llama-fsdp": CUDA,
     "neuron-mamba2": {**NEURON, "python": {"indexes": None, "packages": ["torch==2.5.1"]}},
     "neuron29-mamba2": {**NEURON, "python": {"indexes": None, "packages": ["torch==2.9.1"]}},
-    # Its base has Python and torch: the stand-in of cuda-mamba takes its place.
+    # Its base has Python and torch; here, the stand-in of cuda-mamba takes its place.
     "smp-llama": {"smoke": {"train": {"dataset": "text:/usr/lib/python{python}/**/*.py"}}},
 }
-# What an image here is without, of what the target's own has.
+# What an image here lacks, compared with the target's own.
 NETWORK = "NVIDIA's base, EFA, NCCL and its plugin"
 LACKING: Mapping[str, str] = {
     "cuda-mamba": f"{NETWORK}, the compiled kernels and Triton from source",
@@ -62,7 +63,7 @@ MIRRORS = {
 }
 SMP = "658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel"
 SMP_TAG = "2.2.0-gpu-py310-cu121"
-# Of another Python: cpu-mamba, which has Python 3.11 and a torch, stands in for it.
+# A base with another Python: cpu-mamba, which has Python 3.11 and a torch, stands in for it.
 SMP_OTHER = {"tag": "2.4.1-gpu-py311-cu121", "python": "3.11", "torch": "2.4.1"}
 
 
@@ -71,7 +72,7 @@ def name_of(target: str) -> str:
 
 
 def prepare(root: Path) -> None:
-    """Let a copy of the checkout have the stand-ins' recipes, locks to start from, and mirrors."""
+    """Give a copy of the checkout the stand-ins' recipes, locks to start from, and mirrors."""
     for target, changes in RECIPES.items():
         name = name_of(target)
         data = {
@@ -92,7 +93,7 @@ def prepare(root: Path) -> None:
 
 
 def _put(root: Path, target: str, data: Mapping[str, object]) -> None:
-    """The recipe of a stand-in, with its target's lock to start from."""
+    """Write the recipe of a stand-in, and its target's lock to start from."""
     name = name_of(target)
     (root / "recipes" / f"{name}.yaml").write_text(yaml.safe_dump(dict(data), sort_keys=False))
     locks = root / "recipes" / "locks"
@@ -100,7 +101,7 @@ def _put(root: Path, target: str, data: Mapping[str, object]) -> None:
 
 
 def _for_hopper(root: Path) -> dict[str, object]:
-    """cuda13-mamba for one architecture; an extending recipe could only add to its list."""
+    """cuda13-mamba for one architecture; an extending recipe could only add to the list."""
     target = "cuda13-mamba"
     whole: dict[str, object] = yaml.safe_load(recipe.whole(root / "recipes" / f"{target}.yaml"))
     dropped = {key: whole[key] for key in whole if key not in ("sources", "archives")}
@@ -109,7 +110,7 @@ def _for_hopper(root: Path) -> dict[str, object]:
 
 
 def base(cache: Path) -> None:
-    """Make Ubuntu 22.04 an image of buildah's; its tar is kept for the next time."""
+    """Make Ubuntu 22.04 as a buildah image; its tar is kept for the next time."""
     tar = cache / "standin-jammy.tar"
     if not tar.is_file():
         _bootstrap(cache, tar)
@@ -136,10 +137,10 @@ def _bootstrap(cache: Path, tar: Path) -> None:
         for suite in ("jammy", "jammy-updates", "jammy-security")
     ]
     partial = tar.with_suffix(".part.tar")
-    # The image has Ubuntu's own keyring, and no path of this machine.
+    # The image gets Ubuntu's own keyring, and no path of this machine.
     forget = 'sed -i "s/\\[signed-by=[^]]*\\] //" "$1/etc/apt/sources.list"'
     argv = ["mmdebstrap", "--variant=minbase", "--include=apt,ca-certificates"]
-    argv += ['--aptopt=APT::Sandbox::User "root"']  # who may read a folder of the tests
+    argv += ['--aptopt=APT::Sandbox::User "root"']  # root may read the tests' folders
     argv += [f"--customize-hook={forget}", "jammy", str(partial), *lines]
     subprocess.run(argv, check=True, capture_output=True, timeout=600)
     partial.rename(tar)

@@ -1,7 +1,7 @@
-"""What only vendors' hosts give, made up from the small files in vendors/.
+"""Parts that only vendors' hosts provide, made up from the small files in vendors/.
 
-Each part has the real one's layout and takes what the real one takes: options, targets of make,
-variables, packages of Debian's. Parts that compile fail where a stage has a network.
+Each part has the layout of the real one and accepts what the real one does: options, make targets,
+variables, Debian packages. Parts that compile fail if their stage has a network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Files = Mapping[str, str | bytes]
 CUDA_PROGRAMS = ("cuobjdump", "nvdisasm", "ptxas")
 _PROGRAM = "#!/bin/sh\necho V12.3.52\n"
 _LLVM = {"include/llvm/Config.h": "", "lib/cmake/mlir/MLIRConfig.cmake": ""}
-# Packages of EFA's installer, with what those of rdma-core need of Debian's own.
+# Packages of EFA's installer, with the Debian packages that those of rdma-core depend on.
 _RDMA_CORE = {
     "ibacm": "Depends: lsb-base (>= 3.2-14~), rdma-core (>= 15), libsystemd0\n",
     "infiniband-diags": "Depends: perl:any\n",
@@ -42,7 +42,7 @@ SHA256:
 
 
 def part(name: str, web: str, **words: str) -> dict[str, str]:
-    """The files of a part, with the address of a web server that it tries to reach."""
+    """Return the files of a part, with the address of a web server that it tries to reach."""
     values = {"WEB": web, **words}
     found = {"offline.py": (FOLDER / "offline.py").read_text()}
     folder = FOLDER / name
@@ -55,7 +55,7 @@ def part(name: str, web: str, **words: str) -> dict[str, str]:
 
 
 def written(place: Path, files: Files) -> Path:
-    """A folder of these files; scripts among them can be run."""
+    """Write these files into a folder; scripts among them are executable."""
     for name, text in files.items():
         path = place / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def written(place: Path, files: Files) -> Path:
 
 
 def packed(path: Path, files: Files) -> str:
-    """A tar with these files, all to be run, and its address."""
+    """Pack these files, all executable, into a tar; returns its address."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = "xz" if path.suffix == ".xz" else "gz"
     with tarfile.open(path, f"w:{kind}") as archive:  # type: ignore[call-overload]
@@ -82,7 +82,7 @@ def _bytes(content: str | bytes) -> bytes:
 
 
 def repository(place: Path, files: Files, ref: str = "main") -> str:
-    """A git repository with one commit of these files, on a branch of that name; that commit."""
+    """Make a git repository with one commit of these files on a branch; returns the commit."""
     written(place, files)
     who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
     git = ["git", "-C", str(place), *who]
@@ -97,7 +97,7 @@ def repository(place: Path, files: Files, ref: str = "main") -> str:
 
 
 def efa(path: Path) -> str:
-    """The archive of EFA's installer, of the version in its name."""
+    """Pack the archive of EFA's installer, of the version in its name."""
     version = path.name.removeprefix("aws-efa-installer-").removesuffix(".tar.gz")
     script = part("efa", "", VERSION=version)["efa_installer.sh"]
     files: dict[str, str | bytes] = {"efa_installer.sh": script, "common.sh": ""}
@@ -110,21 +110,21 @@ def efa(path: Path) -> str:
 
 
 def llvm(path: Path) -> str:
-    """The archive of the LLVM that Triton is compiled with."""
+    """Pack the archive of the LLVM that Triton is compiled with."""
     return packed(path, {f"{path.name.split('.')[0]}/{name}": _LLVM[name] for name in _LLVM})
 
 
 def cuda_program(path: Path, program: str) -> str:
-    """The archive of one of NVIDIA's programs that Triton takes with it."""
+    """Pack the archive of one of NVIDIA's programs that Triton bundles."""
     return packed(path, {f"cuda-1/bin/{program}": _PROGRAM, "cuda-1/LICENSE": ""})
 
 
 def apt_archive(suite: str, component: str, packages: Iterable[str]) -> dict[str, bytes]:
-    """An archive of Debian packages (NAME=VERSION), signed: its files, and `key`.
+    """Make a signed archive of Debian packages (NAME=VERSION): its files, and `key`.
 
-    Each brings a program of its name to /opt/aws/neuron/bin.
+    Each package installs a program of its name to /opt/aws/neuron/bin.
     """
-    # Short: gpg's agent has a socket there.
+    # The path must be short, because gpg's agent has a socket there.
     with tempfile.TemporaryDirectory(prefix="apt-") as name:
         folder = Path(name)
         files: dict[str, bytes] = {}
@@ -150,7 +150,7 @@ def apt_archive(suite: str, component: str, packages: Iterable[str]) -> dict[str
 def _debian_package(
     pin: str, folder: Path, files: Files | None = None, needs: str = ""
 ) -> tuple[bytes, str]:
-    """A package NAME=VERSION of these files, made in a folder, and what it says of itself."""
+    """Build a package NAME=VERSION from these files; returns it and its control fields."""
     name, _, version = pin.partition("=")
     control = (
         f"Package: {name}\nVersion: {version}\nArchitecture: amd64\n{needs}"
@@ -164,7 +164,7 @@ def _debian_package(
 
 
 def _signed(text: str, folder: Path) -> tuple[bytes, bytes]:
-    """A text with its signature, and the key that it is signed with."""
+    """Sign a text; returns it with its signature, and the key that it was signed with."""
     home = folder / "gnupg"
     home.mkdir(mode=0o700)
     gpg = ["gpg", "--batch", "--quiet", "--pinentry-mode", "loopback", "--passphrase", ""]

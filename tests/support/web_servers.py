@@ -1,6 +1,6 @@
-"""Loopback web servers: files, and package indexes with small made-up packages on them.
+"""Loopback web servers: files, and package indexes with small made-up packages.
 
-Each notes what it was asked, and can be stopped in the middle of a test.
+Each records its requests, and can be stopped in the middle of a test.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ HTML, JSON = "text/html", "application/vnd.pypi.simple.v1+json"  # PEP 503, PEP 
 
 @dataclass
 class Web:
-    """A web server: what it has, how it misbehaves, and each path and range that it was asked."""
+    """A web server: its content, its misbehavior, and each path and range requested from it."""
 
     http: ThreadingHTTPServer
     files: dict[str, bytes] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)  # the Content-Type of a path
     has_ranges: bool = True
-    code: int = 200  # what it answers to everything, where it is another
-    password: str = ""  # USER:PASSWORD that it wants
-    silent: str | None = None  # below this path it takes requests and never answers
+    code: int = 200  # the status of every answer, if not the usual one
+    password: str = ""  # USER:PASSWORD that it requires
+    silent: str | None = None  # it accepts requests below this path, but never answers them
     over: threading.Event = field(default_factory=threading.Event)
-    cuts: list[int] = field(default_factory=list)  # bytes after which each of the next answers ends
+    cuts: list[int] = field(default_factory=list)  # bytes at which the next answers break off, each
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -55,7 +55,7 @@ class Web:
         return f"http://127.0.0.1:{self.http.server_address[1]}"
 
     def stop(self) -> None:
-        """From now on nothing answers at this address."""
+        """Stop answering at this address from now on."""
         self.over.set()
         self.http.shutdown()
         self.http.server_close()
@@ -63,11 +63,11 @@ class Web:
 
 @contextmanager
 def serving() -> Iterator[Web]:
-    """A web server for the length of a block."""
+    """Run a web server for the length of a block."""
 
     class Handler(BaseHTTPRequestHandler):
         def reply(self) -> None:
-            with suppress(ConnectionError):  # who asked does not want it any more
+            with suppress(ConnectionError):  # the client has hung up
                 self.answer()
 
         def answer(self) -> None:
@@ -123,7 +123,7 @@ def serving() -> Iterator[Web]:
 
 
 def _span(wanted: str, length: int) -> tuple[int, int]:
-    """Where a range begins and ends: "bytes=A-B", "bytes=A-" or, of the last ones, "bytes=-N"."""
+    """Return where a range starts and ends: "bytes=A-B", "bytes=A-", or "bytes=-N", the last N."""
     first, _, last = wanted.removeprefix("bytes=").partition("-")
     if not first:
         return max(0, length - int(last)), length
@@ -132,20 +132,20 @@ def _span(wanted: str, length: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A wheel or source distribution as an index has it."""
+    """A wheel or source distribution in an index."""
 
     project: str
     version: str
     name: str
     data: bytes
-    python: str = ""  # what its index says that it takes, such as ">=3.11"
+    python: str = ""  # the Python that its index says it needs, such as ">=3.11"
 
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
 
     def locked(self) -> LockedPackage:
-        """The package as a lock has it that knows of this file alone."""
+        """Return the package as in a lock that knows only this file."""
         return LockedPackage(
             name=normalize(self.project), version=self.version, hashes=(f"sha256:{self.sha256}",)
         )
@@ -160,7 +160,7 @@ def wheel(
     says: str = "",
     python: str = "",
 ) -> Distribution:
-    """A wheel of one module, which has the project's name and says something."""
+    """Make a wheel with one module, named like the project, whose SAYS is `says`."""
     module = normalize(project).replace("-", "_")
     facts = f"{module}-{version}.dist-info"
     contents = {
@@ -178,7 +178,7 @@ def wheel(
 
 
 def sdist(project: str, version: str = "1.0") -> Distribution:
-    """A source distribution that says who it is, and no more."""
+    """Make a source distribution with only its name and version."""
     stem = f"{normalize(project).replace('-', '_')}-{version}"
     text = _metadata(project, version, ()).encode()
     data = io.BytesIO()
@@ -196,7 +196,7 @@ def _metadata(project: str, version: str, needs: Sequence[str]) -> str:
 
 @dataclass
 class Index:
-    """A simple index of packages, with their sums, in either of its formats."""
+    """A simple index of packages, with their checksums, in either of its formats."""
 
     web: Web
     kind: str = HTML
@@ -208,7 +208,7 @@ class Index:
 
     @property
     def pip(self) -> Pip:
-        """Pip configured with this index and no other."""
+        """Pip configured with only this index."""
         return Pip(index=self.url)
 
     @property
@@ -252,9 +252,9 @@ def small_recipe(
     indexes: Mapping[str, object] | None = None,
     **parts: Any,
 ) -> Recipe:
-    """A recipe of these packages, for Python 3.10, whose base no registry has.
+    """Write a recipe for these packages and Python 3.10, with a base that no registry has.
 
-    `parts` are other keys of the recipe; what `python` says is laid over its own.
+    `parts` are other keys of the recipe; its `python` is merged into the default one.
     """
     python = {"version": "3.10", "installer": "pip==25.3", "packages": list(packages)}
     python |= parts.pop("python", {})
@@ -280,7 +280,7 @@ def asking(
     programs: Programs | None = None,
     parent: Lock | None = None,
 ) -> Asked:
-    """Whom a lock is resolved with."""
+    """Return the services that a lock is resolved with."""
     return Asked(
         project=Project(folder),
         pip=pip,
@@ -294,7 +294,7 @@ def asking(
 
 @pytest.fixture(name="direct")
 def direct_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No proxy of this machine's stands between a test and its servers."""
+    """Keep any proxy of this machine from standing between a test and its servers."""
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
 
@@ -309,7 +309,7 @@ def web_fixture(direct: None) -> Iterator[Web]:
 def new_index_fixture(
     direct: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Index]]:
-    """Makes an index, each time another; uv gives up at once where one does not answer."""
+    """A function that makes a new index on each call; uv does not retry if one does not answer."""
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "uv"))
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with ExitStack() as stack:

@@ -1,10 +1,10 @@
-"""Leave out the tests that import a library which is not there.
+"""Leave out the tests that import a library which is not installed.
 
 usage: pytest -p tests.support.without_library --without=NAME
 
-For an old torch, beside which a library cannot be. What is left out is found in the sources of the
-tests and of the modules of tests/ that they import, so that a new test is in unless it takes the
-library, and is reported where the run begins.
+For an old torch that the library cannot be installed with. The tests to leave out are found in the
+sources of the tests and of the modules of tests/ that they import, so a new test runs unless it
+needs the library. They are reported at the start of the run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def _absent() -> dict[str, str]:
-    """Tell the marks of what this torch has not, and what that is."""
+    """Map the marks of what this torch lacks to a description of it."""
     from training import compat
 
     found = {}
@@ -71,7 +71,7 @@ def _absent() -> dict[str, str]:
 
 @functools.cache
 def left_out(name: str) -> set[str]:
-    """Name the test files, and the single tests of other files, that import a library."""
+    """Return the test files, and the single tests of other files, that import a library."""
     found = set()
     for path in TESTS.rglob("test_*.py"):
         for node in ast.parse(path.read_text()).body:
@@ -86,19 +86,19 @@ def _named(path: Path) -> str:
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """The modules that a piece of source imports, wherever in it; a relative import is none."""
+    """Yield the modules imported anywhere in a piece of source, except relative imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
-            if node.module.partition(".")[0] == PACKAGE:  # what is named may be a module, too
+            if node.module.partition(".")[0] == PACKAGE:  # an imported name may be a module, too
                 yield from (f"{node.module}.{one.name}" for one in node.names)
 
 
 @functools.cache
 def _takes(module: str, name: str) -> bool:
-    """Whether a module is the library, or one of tests/ whose import imports it."""
+    """Tell whether a module is the library, or a module of tests/ that imports it on import."""
     top, *rest = module.split(".")
     if top != PACKAGE:
         return top == name

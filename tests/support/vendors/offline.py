@@ -1,4 +1,4 @@
-"""Fails where the network can be reached: a stage that compiles is to have it off."""
+"""Fail if the network can be reached: a stage that compiles must have it turned off."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 
 ADDRESS = f"@WEB@/by-{sys.argv[1]}"
-OFF = "127.0.0.1:9"  # where nobody listens
+OFF = "127.0.0.1:9"  # where nothing listens
 
 for address in (ADDRESS, ADDRESS.replace("http:", "https:")):
     scheme = address.partition(":")[0]

@@ -1,8 +1,8 @@
-"""A python that has torch loaded: a test that starts many processes takes a third of the time.
+"""A Python with torch already loaded: tests that start many processes take a third of the time.
 
-`python()` is a program that does what python does with the words that follow it. It has no torch of
-its own; it asks a server, one for each process of tests, which forks itself for every request. What
-must be as users have it, as how signals reach all, starts `sys.executable`.
+`python()` gives a program that does what python does with the words that follow it. It has no torch
+of its own; it asks a server, one for each process of tests, which forks itself for every request.
+What must be as users have it, such as how signals reach all processes, starts `sys.executable`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ HERE = Path(__file__).parent
 
 
 def python() -> dict[str, str]:
-    """The variables of a process that is to start the program.
+    """Return the variables for a process that is to start the program.
 
-    PYTHON_EXEC is the program, which torchrun takes for its processes too.
+    PYTHON_EXEC is the program, which torchrun also uses for its processes.
     """
     folder = _server()[1]
     return {"PYTHON_EXEC": str(folder / "python"), "WARM_PYTHON": str(folder / "socket")}
 
 
 def forked() -> list[int]:
-    """The processes that stand behind all those of `python()`, and what is below them."""
+    """Return the processes that stand behind those of `python()`, and everything below them."""
     return descendants(_server()[0].pid)
 
 
 @functools.cache
 def _server() -> tuple[subprocess.Popen[bytes], Path]:
-    """Start the server, which lives as long as this process; the folder of socket and program."""
+    """Start the server, which lives as long as this process; returns the folder of its socket."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     path = folder / "socket"
-    # By its real path: a python3 of pyenv's is a script, which takes ten times as long to start.
+    # Use the real path: pyenv's python3 is a script, which takes ten times as long to start.
     words = (os.path.realpath(sys.executable), "-IS", str(HERE / "client.py"))
     program = folder / "python"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
@@ -56,7 +56,7 @@ def _server() -> tuple[subprocess.Popen[bytes], Path]:
     assert server.stdout.readline() == b"ready\n"
 
     def end() -> None:
-        server.communicate()  # it ends with its standard input
+        server.communicate()  # closing its standard input ends it
         path.unlink()
         program.unlink()
         folder.rmdir()

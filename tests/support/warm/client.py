@@ -1,6 +1,6 @@
-"""Stands for a process that the server forks: hands on its files and signals, ends as it does.
+"""Stand for a process that the server forks: pass on its files and signals, and end as it does.
 
-Without pathlib, which takes longer to load than all that is done here.
+Does not use pathlib, which takes longer to load than everything that is done here.
 """
 
 import json

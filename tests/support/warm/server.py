@@ -1,10 +1,10 @@
-"""Forks for every request, and tells how the child ends; a client that goes away ends its child.
+"""Forks for every request and reports how the child ends; a client that goes away ends its child.
 
 usage: python -m tests.support.warm.server SOCKET
 
-It ends with its standard input. No thread runs here, which a fork would lose. What a run loads of
-training/ is loaded too, and forgotten by a child that has another copy of it, or a sitecustomize.py
-of its own, which may have something to say before.
+It ends when its standard input does. It runs no threads, which a fork would lose. It also preloads
+what a run uses of training/; a child forgets that if it has another copy of it, or a
+sitecustomize.py of its own that may have to run before.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True)
 class Request:
-    """Words as python has them, and where they are to be carried out."""
+    """Words as python gets them, and the context in which to run them."""
 
     words: list[str]
     environment: dict[str, str]
     folder: str
     files: list[int]  # of standard input, output and error
-    client: int  # its process
+    client: int  # its process id
 
 
 def serve(path: str) -> Request:
-    """Fork for every request. Returns in the children alone, with theirs."""
+    """Fork for every request. Returns only in the children, with their requests."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen(64)
     selector = selectors.DefaultSelector()
     selector.register(server, selectors.EVENT_READ)
     selector.register(0, selectors.EVENT_READ)
-    children: dict[int, tuple[int, socket.socket]] = {}  # by the file that tells of their end
+    children: dict[int, tuple[int, socket.socket]] = {}  # by the file that reports their end
     print("ready", flush=True)
     while True:
         for key, _ in selector.select():
@@ -87,7 +87,7 @@ def serve(path: str) -> Request:
                     return request
                 for file in request.files:
                     os.close(file)
-                with suppress(OSError):  # a client that has gone is seen in the next turn
+                with suppress(OSError):  # a client that is gone is noticed in the next turn
                     connection.sendall(f"{child}\n".encode())
                 file = os.pidfd_open(child)
                 children[file] = child, connection
@@ -113,7 +113,7 @@ def serve(path: str) -> Request:
 
 
 def receive(connection: socket.socket) -> Request | None:
-    """What a client asks for; None where it has gone before it had said all."""
+    """Return a client's request; None if it went away before it was complete."""
     length, files, _, _ = socket.recv_fds(connection, 8, 3)
     left = int.from_bytes(length, "little")
     parts = []
@@ -131,14 +131,14 @@ def receive(connection: socket.socket) -> Request | None:
 
 
 def end(child: int) -> None:
-    """Kill it and all below it."""
+    """Kill a process and everything below it."""
     for pid in (child, *descendants(child)):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def enter_namespaces(pid: int) -> None:
-    """Have the network, host name and mounts of another process."""
+    """Enter the network, host name and mounts of another process."""
     for kind in ("net", "uts", "mnt"):
         theirs = Path(f"/proc/{pid}/ns/{kind}")
         if theirs.samefile(f"/proc/self/ns/{kind}"):
@@ -151,7 +151,7 @@ def enter_namespaces(pid: int) -> None:
 
 
 def become(request: Request) -> None:
-    """Be the process that was asked for, to its end."""
+    """Be the requested process, to its end."""
     ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
     os.setsid()
     enter_namespaces(request.client)
@@ -164,7 +164,7 @@ def become(request: Request) -> None:
     own = [one for one in request.environment.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[1:1] = [folder for folder in own if folder not in sys.path]
     for folder in own:
-        if (Path(folder) / "sitecustomize.py").exists():  # as python itself does at its start
+        if (Path(folder) / "sitecustomize.py").exists():  # as python itself does at startup
             forget_training()
             runpy.run_path(str(Path(folder) / "sitecustomize.py"))
             break
@@ -192,9 +192,9 @@ def become(request: Request) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End as python does, but for taking the interpreter apart.
+    """End as python does, but without tearing down the interpreter.
 
-    That would copy what all processes share, for a quarter of a second of a processor.
+    That would copy the memory that all processes share, for a quarter of a second of CPU time.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for all but daemons
     atexit._run_exitfuncs()
@@ -207,7 +207,7 @@ def leave(code: int) -> NoReturn:
 
 
 def forget_training() -> None:
-    """Have it loaded anew by what imports it."""
+    """Make the next import load the training package anew."""
     for name in list(sys.modules):
         if name.partition(".")[0] == "training":
             del sys.modules[name]
@@ -216,8 +216,8 @@ def forget_training() -> None:
 def quicken_rendezvous() -> None:
     """Let torchrun name the methods of its events at once.
 
-    It takes inspect.stack() for it, which looks in all modules for the source of every frame:
-    that takes it longer than all else that it does.
+    It uses inspect.stack() for that, which searches all modules for the source of every frame and
+    takes longer than everything else that torchrun does.
     """
     dynamic: Any = importlib.import_module(
         "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
@@ -228,7 +228,7 @@ def quicken_rendezvous() -> None:
 
 
 def method_name(depth: int = 2) -> str:
-    """As torchrun's own function: the name of the function `depth` calls above this one."""
+    """Return the name of the function `depth` calls above this one, like torchrun's own."""
     return sys._getframe(depth).f_code.co_name
 
 
@@ -243,7 +243,7 @@ def main() -> None:
         become(request)
     except SystemExit as ended:
         if not isinstance(ended.code, int | None):
-            raise  # python writes it
+            raise  # python prints it
         leave((ended.code or 0) & 0xFF)
     leave(0)
 

@@ -1,4 +1,4 @@
-"""In the place of Triton 2.2.0's: it looks for everything where the real one does."""
+"""A stand-in for Triton 2.2.0's setup.py that looks for everything where the real one does."""
 
 import os
 import subprocess
