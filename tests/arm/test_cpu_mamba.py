@@ -1,7 +1,7 @@
-"""cpu-mamba for Arm, really built, packed and smoke-tested: its programs run by an emulator.
+"""cpu-mamba for Arm, built, packed and smoke-tested for real; an emulator runs its programs.
 
-`make test-arm`. It is root's, takes qemu-user-static and Linux 6.7 or later, and the better part of
-an hour on two processors.
+Run it with `make test-arm`, as root. It needs qemu-user-static and Linux 6.7 or later, and takes
+most of an hour on two processors.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ NAME = "cpu-mamba.arm64"
 
 @dataclass(frozen=True)
 class Made:
-    """The packed file and the checkout that it comes from."""
+    """The packed file and the checkout that it was built from."""
 
     root: Path
     sqsh: Path
 
     def emulated(self, *words: str | Path) -> str:
-        """What a command of the checkout says where programs of Arm run."""
+        """Run a command of the checkout where Arm programs can run; returns its output."""
         argv = (sys.executable, "-m", "sqshforge", *words)
         done = emulator.run(*argv, cwd=self.root, env={"ENGINE": "buildah"}, timeout=7000)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def plain(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """What comes of it where they do not."""
+        """Run a command of the checkout where Arm programs cannot run."""
         argv = (sys.executable, "-m", "sqshforge", *words)
         env = {**os.environ, "ENGINE": "buildah"}
         return subprocess.run(
@@ -53,7 +53,7 @@ class Made:
         )
 
     def read(self, name: str) -> bytes:
-        """A file of the packed one."""
+        """Read a file from the packed one."""
         with open_image(self.sqsh) as image:
             entry = image.find(name.encode())
             assert entry is not None, name

@@ -1,7 +1,7 @@
-"""A real Slurm of two nodes apart, an image, and a shared folder to submit from.
+"""A real Slurm of two separate nodes, an image, and a shared folder to submit from.
 
-Jobs whose start is not what a test is about have PREFLIGHT=0: preflight's processes load torch, as
-the ranks do after them.
+Jobs of tests that are not about the start have PREFLIGHT=0, as preflight's processes load torch,
+which the ranks then do again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def site(
     folder = tmp_path_factory.mktemp("site")
     small = folder / "small"
     small.mkdir()
-    # Before the nodes get mounts of their own, so that they have it too.
+    # Mount it before the nodes get mounts of their own, so that they have it too.
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", small], check=True)
     try:
         with cluster(kill_wait=20, apart=True) as slurm:
@@ -46,7 +46,7 @@ def site(
 
 @pytest.fixture(scope="session")
 def undisturbed(site: Site) -> Losses:
-    """The losses of a run that nothing happened to."""
+    """The losses of a run that nothing disturbed."""
     said = site.complete(site.submit("undisturbed", *FLAGS))
     assert "0: training.launch: node 0 of 2: 1 process" in said
     assert "1: training.launch: node 1 of 2: 1 process" in said

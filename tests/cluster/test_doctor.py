@@ -1,6 +1,7 @@
-"""`sqshforge doctor --cluster` on a real Slurm, whose second node has whatever may be wrong.
+"""`sqshforge doctor --cluster` on a real Slurm, whose second node has every fault it reports.
 
-All of it lies in the mounts, the limits and the programs of that node alone. An ordinary user asks.
+All faults lie in the mounts, limits and programs of that node alone. An ordinary user runs the
+doctor.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ SETTINGS = (
     "PreemptMode=REQUEUE",
     "PartitionName=spot Nodes=ALL GraceTime=60 PreemptMode=REQUEUE",
 )
-# What both nodes have of enroot, each in a folder of its own: a shell script that names where its
-# configuration is, and makes its folders at each call, as the real one does.
+# Each node's own enroot: a shell script that names its configuration file, and makes its folders at
+# each call, as the real one does.
 ENROOT = """
 mkdir -p {local}/bin {local}/enroot {local}/odd
 cat > {local}/bin/enroot << 'END'
@@ -51,7 +52,7 @@ echo "      --container-image=PATH"
 END
 chmod 0755 {local}/odd/srun
 """
-# In this order: what lies over /etc and /dev comes first, what is in them then.
+# The order matters: first the overlays on /etc and /dev, then what lies in them.
 FAULTS = """
 mkdir -p {local}/etc/upper/needrestart {local}/etc/work {local}/dev/upper {local}/dev/work
 echo '$nrconf{{restart}} = "a";' > {local}/etc/upper/needrestart/needrestart.conf
@@ -83,7 +84,7 @@ mkdir {local}/root
 mount --rbind / {local}/root
 exec chroot {local}/root "$0" "$@"
 """
-# One line for each of the faults, as it is reported.
+# The lines that report the faults.
 SHOWN = r"""
 MISSING n2      unsquashfs \(reads an image\): not found
 -       n1      enroot: 4.1.2, .*; not as on n2
@@ -112,10 +113,10 @@ ok      n\[1-2\]  container runtime: launchers take enroot
 
 @dataclass(frozen=True)
 class Login:
-    """A login node of the cluster, with an ordinary user at it."""
+    """A login node of the cluster, used by an ordinary user."""
 
     slurm: Cluster
-    place: Path  # for what its mounts need
+    place: Path  # holds what its mounts need
 
     @property
     def shared(self) -> Path:
@@ -133,7 +134,7 @@ class Login:
         return [str(word) for word in (*entered, *become, *by, *asked)]
 
     def env(self, first: str = "") -> dict[str, str]:
-        """The user's variables; a folder of each node's own comes first on the PATH."""
+        """Return the user's variables; folders local to each node come first on the PATH."""
         folders = [f"{self.slurm.local}/{name}" for name in (first, "bin") if name]
         return {
             "HOME": str(self.slurm.folder / "home"),
@@ -145,7 +146,7 @@ class Login:
     def doctor(
         self, *words: str | Path, first: str = "", by: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """Ask as the user does, in the shared folder."""
+        """Run the doctor as the user, in the shared folder."""
         return subprocess.run(
             self.argv(*words, by=by),
             env=self.env(first),
@@ -156,13 +157,13 @@ class Login:
         )
 
     def jobs(self) -> list[str]:
-        """The doctor's jobs that Slurm has."""
+        """Return the doctor's jobs that Slurm knows."""
         listed = self.slurm.ask("squeue", "--noheader", "--format=%j %T").splitlines()
         return [line for line in listed if line.startswith("sqshforge-doctor")]
 
 
 def planted(script: str, **values: str) -> Callable[[Cluster], str]:
-    """Lines of shell for a node of a cluster, which ends at once where one of them fails."""
+    """Return shell lines for a node of a cluster, which stop as soon as one of them fails."""
 
     def lines(slurm: Cluster) -> str:
         for name in ("home", "shared"):
@@ -193,7 +194,7 @@ def login() -> Iterator[Login]:
 
 
 def require_rows(said: str, shown: str) -> None:
-    """Each line is one of what was said; every gap is followed by what fixes it."""
+    """Check that every wanted line was printed, and that a fix follows each missing thing."""
     lines = said.splitlines()
     rows = [" ".join(line.split()) for line in lines]
     lacking = [

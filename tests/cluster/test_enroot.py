@@ -1,6 +1,6 @@
 """Launchers under a stand-in for enroot, whose container dies with the process that serves it.
 
-`make test-enroot` runs them under enroot and pyxis themselves, where these are installed.
+`make test-enroot` runs them under the real enroot and pyxis, if these are installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def enroot(site: Site, root: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("words", [("--batch", "--signal=TERM"), ("--signal=TERM",)])
 def test_a_stop_saves(site: Site, undisturbed: Losses, enroot: str, words: tuple[str, ...]) -> None:
-    """Whether the launcher is asked, or all processes are signalled."""
+    """Applies both when only the launcher is signaled and when all processes are."""
     run = f"enroot-{len(words)}"
     job = site.submit(run, *FLAGS, PATH=enroot, REQUEUES="0")
     site.reach(run, 8)
@@ -41,7 +41,7 @@ def test_a_stop_saves(site: Site, undisturbed: Losses, enroot: str, words: tuple
 
 
 def test_scancel_saves_what_it_can(site: Site, undisturbed: Losses, enroot: str) -> None:
-    """It continues and signals all processes, and the launcher, which does not requeue the job."""
+    """It continues and signals all processes; the launcher does not requeue the job."""
     run = "enroot-cancelled"
     job = site.submit(run, *FLAGS, PATH=enroot)
     site.reach(run, 8)
@@ -55,7 +55,7 @@ def test_scancel_saves_what_it_can(site: Site, undisturbed: Losses, enroot: str)
 
 
 def test_a_root_that_is_lost_is_reported(site: Site, enroot: str) -> None:
-    """What pulls it away is none of Slurm's signals."""
+    """The root is lost without any signal from Slurm."""
     run = "enroot-lost"
     job = site.submit(run, *FLAGS, "--num_steps=100000", PATH=enroot, REQUEUES="0")
     site.reach(run, 8)

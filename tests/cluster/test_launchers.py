@@ -1,6 +1,6 @@
-"""A real Slurm of two nodes, and how the launcher's jobs start, fail and end on it.
+"""How the launcher's jobs start, fail and end on a real Slurm of two nodes.
 
-The tasks here are small programs in the place of `sqshforge`; test_systems.py trains for real.
+The tasks here are small programs in place of `sqshforge`; test_systems.py trains for real.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.support.slurm import Cluster, ClusterError, cluster
 
 @pytest.fixture(scope="module")
 def slurm(as_root: None) -> Iterator[Cluster]:
-    # On many clusters a step's other tasks are ended some time after the first one.
+    # On many clusters, a step's other tasks are killed some time after the first one has ended.
     with cluster(kill_wait=60, settings=("WaitTime=1",)) as started:
         yield started
 
 
-# The cluster itself.
+# Tests of the cluster itself.
 
 
 def test_a_job_runs_on_both_nodes(slurm: Cluster, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-# The launcher on it. `sqshforge` is a program of a few lines: it does what CASE says.
+# Tests of the launcher on it. `sqshforge` is a program of a few lines, which does what CASE says.
 
 SQSHFORGE = """\
 #!/bin/bash
@@ -176,7 +176,7 @@ def desk(slurm: Cluster, tmp_path: Path, root: Path) -> Desk:
 
 
 def test_a_wrong_request_is_final(desk: Desk) -> None:
-    """Although one node says so two seconds before the other."""
+    """Final even though one node reports it two seconds before the other."""
     job = desk.submit("wrong")
     assert desk.slurm.wait(job) == "FAILED"
     assert (desk.slurm.exit_code(job), desk.slurm.restarts(job)) == (2, 0)
@@ -194,7 +194,7 @@ def test_a_crash_is_tried_again(desk: Desk) -> None:
 
 
 def test_what_is_submitted_from_a_job_that_has_restarted(desk: Desk) -> None:
-    """A task of an array, whose variables sbatch hands on: the array is let alone."""
+    """A task of an array passes on its variables when it submits; that array is left alone."""
     array = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "1"}
     job = desk.submit("crash-once", SLURM_RESTART_COUNT="3", **array)
     assert desk.slurm.wait(job) == "COMPLETED"
@@ -230,7 +230,7 @@ def test_but_not_for_ever(desk: Desk) -> None:
     [("asked", ("--batch", "--signal=TERM")), ("stopped", ("--signal=TERM",))],
 )
 def test_sigterm_saves_and_goes_on(desk: Desk, case: str, words: tuple[str, ...]) -> None:
-    """To the launcher, which tells the nodes and signals nothing; or to all processes."""
+    """SIGTERM goes to the launcher, which tells the nodes but signals nothing, or to everything."""
     job = desk.submit(case, REQUEUES="0")
     ready = [desk.folder / "ready-0", desk.folder / "ready-1"]
     desk.slurm.until(lambda: all(path.exists() for path in ready), 300, "not started")
@@ -241,18 +241,18 @@ def test_sigterm_saves_and_goes_on(desk: Desk, case: str, words: tuple[str, ...]
 
 
 def test_variables_that_sbatch_exports_by_name(desk: Desk) -> None:
-    """Slurm gives a job's steps what its --export named, unless the launcher says otherwise."""
+    """Slurm passes only the variables named by --export to steps, unless the launcher forces it."""
     path = f"{desk.folder}/bin:{desk.slurm.env['PATH']}"
     asked = f"--export=TRIAL=1,CASE=fine,PATH={path}"
     job = desk.submit("", asked, desk.launcher)
     assert desk.slurm.wait(job) == "COMPLETED", desk.slurm.output(job)
     said = desk.slurm.output(job)
     assert "1: at 1 of 2, restart 0: python3 -m training.launch" in said
-    assert "cannot touch" not in said  # in the run's folder
+    assert "cannot touch" not in said  # files of the run's folder
 
 
 def test_a_task_of_an_array_requeues_itself_alone(desk: Desk) -> None:
-    """The number of the last one is that of the whole array too."""
+    """The number of the array's last task is also that of the whole array."""
     job = desk.submit("last-of-two", "--nodes=1", "--array=1-2", "--output=%a.out", desk.launcher)
     logs = [desk.folder / "1.out", desk.folder / "2.out"]
 
@@ -282,7 +282,7 @@ def test_scancel_is_the_end(desk: Desk) -> None:
 
 
 def test_a_cancelled_job_stays_so_if_slurm_does_not_answer(desk: Desk) -> None:
-    """The launcher asks for the job's state, and a busy slurmctld answers nothing in time."""
+    """The launcher asks for the job's state, but a busy slurmctld does not answer in time."""
     program = desk.folder / "bin" / "scontrol"
     program.write_text(f"""\
 #!/bin/bash
@@ -323,8 +323,9 @@ def test_it_works_piped(desk: Desk) -> None:
         assert flags in desk.slurm.output(job)
 
 
-# Before a container starts under pyxis, a step of its own reads what that needs of the image. pyxis
-# itself is not here: of its words nothing comes to Slurm, and the command runs on the node.
+# Before a container starts under pyxis, a separate step reads the parts of the image that it needs.
+# pyxis itself is not installed here: its options do not reach Slurm, and the command runs on the
+# node.
 
 SRUN = """\
 #!/bin/bash
@@ -348,7 +349,7 @@ sleep 3
 
 @pytest.fixture
 def image() -> Iterator[Path]:
-    """One whose files are hot; on a disk, as in a tmpfs all is in memory."""
+    """An image whose files are all hot; it lies on a disk, as a tmpfs is always in memory."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         tree, path = Path(name, "tree"), Path(name, "hot.sqsh")
         tree.mkdir()
@@ -364,7 +365,7 @@ def image() -> Iterator[Path]:
 def test_under_pyxis_a_step_reads_the_image(
     desk: Desk, image: Path, wanted: str, least: float, most: float
 ) -> None:
-    """Such a step ends with its job, which here may end before all is read."""
+    """The step ends with its job, here perhaps before everything is read."""
     for name, text in {"srun": SRUN, "scontrol": SCONTROL, "python": PYTHON}.items():
         program = desk.folder / "bin" / name
         text = text.replace("FOLDER", str(desk.folder))
@@ -376,5 +377,5 @@ def test_under_pyxis_a_step_reads_the_image(
     job = desk.submit("", WARM=wanted, **asked)
     assert desk.slurm.wait(job) == "COMPLETED", desk.slurm.output(job)
     assert "by pyxis on n[1-2]" in desk.slurm.output(job)
-    begin, length = 1 << 20, 22 << 20  # without the ends, which are read to see what it is
+    begin, length = 1 << 20, 22 << 20  # without both ends, which are read to recognize the file
     assert least <= page_cache.share(image, begin, length) <= most

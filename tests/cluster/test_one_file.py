@@ -1,7 +1,7 @@
-"""README's "On a real cluster": one file is copied, and what it carries trains on the nodes.
+"""README's "On a real cluster": one file is copied, and what it contains trains on the nodes.
 
-As root and as an ordinary user, in a folder that holds nothing but the image, on a PATH without
-sqshforge and enroot.
+As root and as an ordinary user, in a folder with nothing but the image, and with neither sqshforge
+nor enroot on the PATH.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tests.support.slurm import USER
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 ROOT = 0
-RUN = "checkpoints/mamba_fsdp-trial"  # where a launcher puts a trial by itself
+RUN = "checkpoints/mamba_fsdp-trial"  # where a launcher puts a trial by default
 
 
 @dataclass(frozen=True)
 class Person:
-    """Someone with a shell in the shared folder, and with nothing of the tests' environment."""
+    """Someone with a shell in the shared folder, and with nothing from the tests' environment."""
 
     uid: int
-    site: Site  # in that folder
+    site: Site  # whose folder is the shared one
 
     def types(self, command: str) -> str:
-        """Run a command line as the person; what it printed."""
+        """Run a command line as the person; returns its output."""
         become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
         done = subprocess.run(
             [*become, "bash", "-ec", command],
@@ -43,7 +43,7 @@ class Person:
                 "HOME": str(self.site.folder),
                 "PATH": PATH,
                 "SLURM_CONF": self.site.slurm.env["SLURM_CONF"],
-                "OMP_NUM_THREADS": "1",  # the nodes share this machine's processors
+                "OMP_NUM_THREADS": "1",  # the nodes share one machine's processors
             },
             capture_output=True,
             text=True,
@@ -53,33 +53,33 @@ class Person:
         return done.stdout
 
     def submits(self, command: str) -> int:
-        """Type a command line that ends in `sbatch`; the job's number."""
+        """Type a command line that ends in `sbatch`; returns the job's number."""
         return int(self.types(command).removeprefix("Submitted batch job "))
 
     def runtimes(self) -> list[str]:
-        """The folders of starts in the run's, with their copies of the image's runtime."""
+        """Return the folders of starts in the run's, which hold copies of the image's runtime."""
         return [path.name for path in self.site.place(RUN).glob(".job-*")]
 
     def left(self) -> set[str]:
-        """What containers of the user have left in /tmp."""
+        """Return what the user's containers have left in /tmp."""
         found = Path("/tmp").glob("sqshforge-*")
         return {path.name for path in found if path.lstat().st_uid == USER}
 
 
 def steps(shared: Path) -> list[str]:
-    """The commands of README's section, with another folder in the place of /fsx."""
+    """The commands of README's section, with another folder in place of /fsx."""
     (block,) = (one for one in blocks("README.md", TYPED) if "unsquashfs" in one.text)
     return block.text.replace("/fsx", str(shared)).splitlines()
 
 
 @pytest.fixture(params=[ROOT, USER], ids=["root", "user"])
 def person(request: pytest.FixtureRequest, site: Site) -> Iterator[Person]:
-    """Somebody in a shared folder with nothing but the image, which root has copied there."""
+    """Someone in a shared folder with nothing but the image, which root has copied there."""
     shared = Path(tempfile.mkdtemp(prefix="fsx-"))
     try:
         shared.chmod(0o755)
         make, copy, *_ = steps(shared)
-        assert make == "make sqsh TARGET=cpu-mamba"  # what `packed_image` has done
+        assert make == "make sqsh TARGET=cpu-mamba"  # which `packed_image` has done
         subprocess.run(["bash", "-ec", copy], cwd=site.root, check=True)
         os.chown(shared, request.param, request.param)
         assert not shutil.which("sqshforge", path=PATH) and not shutil.which("enroot", path=PATH)
@@ -104,7 +104,7 @@ def test_the_commands_of_readme(person: Person) -> None:
 
 
 def submission(site: Site) -> str:
-    """README's last command with flags: the run of the other tests."""
+    """README's last command, with the flags of the other tests' run."""
     return f"{steps(site.folder)[-1]} /dev/stdin {' '.join(map(repr, FLAGS))}"
 
 

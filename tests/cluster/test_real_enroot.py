@@ -1,6 +1,6 @@
-"""Launchers under enroot and pyxis themselves, as an ordinary user: `make test-enroot`.
+"""Launchers under the real enroot and pyxis, as an ordinary user: `make test-enroot`.
 
-pyxis is Slurm's plugin spank_pyxis.so, in Slurm's own folder of plugins or where PYXIS says.
+pyxis is Slurm's plugin spank_pyxis.so, found in Slurm's folder of plugins or where PYXIS says.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ pytestmark = [pytest.mark.enroot, pytest.mark.root, pytest.mark.timeout(3000)]
 PYXIS = "pyxis"
 MOUNTED = "pyxis, use_squashfuse=1"
 ENROOT = "enroot"
-TRACKED = "enroot, proctrack/cgroup"  # Slurm finds every process of a step, whoever its parent is
+TRACKED = "enroot, proctrack/cgroup"  # Slurm finds every process of a step, whatever its parent
 FREEZER = Path("/sys/fs/cgroup/freezer")
 SLOW = (*FLAGS, "--num_steps=100000", "--checkpoint_interval=20", "--keep_checkpoints=2")
 
 
 def plugin() -> Path:
-    """Slurm's plugin; a failure that says what to do where there is none."""
+    """Return Slurm's plugin; if there is none, fails and says what to do."""
     known = [Path(os.environ["PYXIS"])] if os.environ.get("PYXIS") else []
     found = [*known, *Path("/usr").glob("lib*/**/slurm*/spank_pyxis.so")]
     return found[0] if found else pytest.fail("no spank_pyxis.so; PYXIS=FILE, or -k 'not pyxis'")
@@ -38,7 +38,7 @@ def plugin() -> Path:
 
 @pytest.fixture(scope="module", params=[ENROOT, TRACKED, PYXIS, MOUNTED])
 def site(request: pytest.FixtureRequest, packed_image: Path, root: Path) -> Iterator[Site]:
-    """Two nodes with a runtime; a shared folder that is the user's, with the image in it."""
+    """Two nodes with a runtime, and a shared folder of the user's with the image in it."""
     shared = Path(tempfile.mkdtemp(prefix="fsx-"))
     shared.chmod(0o755)
     os.chown(shared, USER, USER)
@@ -66,7 +66,7 @@ def site(request: pytest.FixtureRequest, packed_image: Path, root: Path) -> Iter
 
 
 def with_cgroups(slurm: Cluster) -> str:
-    """Give a node, whose /sys is its own, the cgroups (version 1) of this machine."""
+    """Return shell lines that give a node, whose /sys is its own, this machine's cgroups v1."""
     (slurm.folder / "cgroup.conf").write_text(
         "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
     )
@@ -99,7 +99,7 @@ def runtime(site: Site) -> str:
 
 
 def submit(site: Site, run: str, *flags: str, asked: tuple[str, ...] = (), **env: str) -> int:
-    """Submit as the user; what enroot keeps lies on the nodes' own disks."""
+    """Submit as the user; enroot's data lies on the nodes' own disks."""
     script = site.folder / "launcher.sbatch"
     script.write_text(site.launcher("mamba_fsdp"))
     become = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
@@ -129,7 +129,7 @@ def cancel(site: Site, job: int, *words: str) -> None:
 
 
 def test_a_stop_saves(site: Site, undisturbed: Losses) -> None:
-    """What the time limit does: the launcher is signalled, and no process of a container."""
+    """As at a time limit, only the launcher is signaled, and no process of a container."""
     job = submit(site, "stopped", REQUEUES="0")
     site.reach("stopped", 8)
     cancel(site, job, "--batch", "--signal=TERM")
@@ -140,7 +140,7 @@ def test_a_stop_saves(site: Site, undisturbed: Losses) -> None:
 
 
 def test_the_time_limit(site: Site) -> None:
-    """Slurm's own signal; as many steps have the losses of a run without it."""
+    """On Slurm's own signal: the losses are those of a run without a limit."""
     job = submit(site, "limit", *SLOW, asked=("--time=60", "--signal=B:TERM@30"))
     beyond = site.reach_time_limit("limit", job) + 20
     end_at(site, "limit", job, beyond)
@@ -164,7 +164,7 @@ def test_a_rank_that_is_killed(site: Site, undisturbed: Losses) -> None:
 
 
 def test_scancel_is_the_end(site: Site, undisturbed: Losses) -> None:
-    """And the same submitted again goes on; shells and fstab would split its folder's name."""
+    """Submitting it again resumes it; its folder has a name that shells and fstab would split."""
     run = "cancelled [1] run"
     job = submit(site, run)
     site.reach(run, 8)
@@ -176,7 +176,7 @@ def test_scancel_is_the_end(site: Site, undisturbed: Losses) -> None:
 
 
 def test_what_cannot_work_is_reported_before(site: Site) -> None:
-    """In words of ours, in the place of the runtimes'."""
+    """The error message is ours, not the runtime's."""
     job = submit(site, "refused", MOUNTS="/nonexistent:/data")
     assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     assert (site.slurm.exit_code(job), site.slurm.restarts(job)) == (2, 0)

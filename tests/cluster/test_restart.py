@@ -1,4 +1,4 @@
-"""A failed process is restarted in its container: same job, same nodes, the same losses."""
+"""A failed process is restarted in its container: same job, same nodes, same losses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.site import TIMEOUT, Losses, Site
 NODES = ("n1", "n2")
 WATCHED = (*FLAGS, "--hang_seconds=4", "--hang_abort_seconds=12")
 MOST = 20.0
-"""Seconds from kill -9 to the end of the next step, beside what reading the checkpoint takes.
+"""Seconds from kill -9 to the end of the next step, without reading the checkpoint.
 
-Where more processes compute than there are processors, in proportion: they are mostly imports.
+Scaled up if more processes compute than there are processors, since most of it is imports.
 """
 
 
 def having(site: Site, job: int, node: str, word: str) -> list[int]:
-    """The processes of a job on a node whose command line has a word."""
+    """Return the processes of a job on a node whose command line contains a word."""
     found = site.slurm.processes(node, job)
     return [pid for pid in found if word in processes.command(pid)]
 
@@ -36,7 +36,7 @@ def rank(site: Site, job: int, node: str) -> int:
 
 
 def agents(site: Site, job: int) -> list[list[int]]:
-    """The programs in the containers: while they live, so do these."""
+    """Return the programs in the containers of each node: a container lives as long as they do."""
     return [having(site, job, node, "-m training.launch") for node in NODES]
 
 
@@ -46,7 +46,7 @@ def records(site: Site, run: str, job: int, kind: str) -> list[dict[str, Any]]:
 
 
 def kill(site: Site, run: str, job: int, node: str) -> float:
-    """Kill -9 the rank of a node; seconds until the next step is over, as MOST has them."""
+    """Kill -9 a node's rank; returns the seconds until the next step ends, measured as for MOST."""
     before = len(records(site, run, job, "training"))
     os.kill(rank(site, job, node), signal.SIGKILL)
     killed = time.time()
@@ -64,7 +64,7 @@ def kill(site: Site, run: str, job: int, node: str) -> float:
 
 
 def left_behind(job: int) -> list[Path]:
-    """What torchrun's agents of a job have left: they name folders by the run, which is the job."""
+    """Return what torchrun's agents of a job have left; their folders are named after the job."""
     tops = {Path("/tmp"), Path(tempfile.gettempdir())}
     return [path for top in tops for path in top.glob(f"torchelastic_*/{job}.*")]
 
@@ -89,7 +89,7 @@ def test_a_rank_is_killed(site: Site, undisturbed: Losses) -> None:
 
 
 def test_several_kills(site: Site, undisturbed: Losses) -> None:
-    """The first rank among them, which has the folder's lease."""
+    """Also kill the first rank, which has the folder's lease."""
     job = site.submit("kills", *FLAGS, RESTARTS="9", PREFLIGHT="0")
     containers = []
     for step, node in ((4, "n1"), (8, "n2"), (12, "n1"), (16, "n2")):
@@ -103,7 +103,7 @@ def test_several_kills(site: Site, undisturbed: Losses) -> None:
 
 
 def test_a_rank_hangs(site: Site, undisturbed: Losses) -> None:
-    """The watch of one node ends its rank; the other node's cannot even see a signal."""
+    """The watch of one node ends its rank; the other node's watch cannot even see a signal."""
     job = site.submit("hangs", *WATCHED, PREFLIGHT="0")
     site.reach("hangs", 8)
     os.kill(rank(site, job, "n2"), signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""A node is lost for good, and the others go on without it: same job, same start, same losses.
+"""A node is lost for good, and the others continue without it: same job, same start, same losses.
 
 On a Slurm of three nodes, all of which train.
 """
@@ -37,7 +37,7 @@ def undisturbed(site: Site) -> Losses:
 
 
 def test_a_node_is_lost(site: Site, undisturbed: Losses) -> None:
-    """Slurm's daemon and all processes of it are killed; twelve sequences are six a rank."""
+    """Kill Slurm's daemon and all its processes; twelve sequences become six per rank."""
     job = site.submit("lost", *FLAGS, asked=THREE, **SHRINK)
     site.reach("lost", 8)
     first, third = agent(site, job, "n1"), agent(site, job, "n3")

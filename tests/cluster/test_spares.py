@@ -1,6 +1,6 @@
-"""A node is lost for good, and a spare takes its place: same job, same start, the same losses.
+"""A node is lost for good, and a spare takes its place: same job, same start, same losses.
 
-On a Slurm of three nodes, of which two train.
+On a Slurm of three nodes, two of which train.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ NODES = ("n1", "n2", "n3")
 SPARE = {"SPARES": "1"}
 THREE = ("--nodes=3",)
 MOST = 60.0
-"""Seconds from the loss of a node to the end of the next step, beside what MOST of test_restart
-leaves out, and in proportion where more processes compute than there are processors."""
+"""Seconds from the loss of a node to the end of the next step.
+
+Measured without reading the checkpoint, and scaled by the load, like MOST of test_restart.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def site(
     packed_image: Path, tmp_path_factory: pytest.TempPathFactory, root: Path
 ) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    # As long as it takes a busy machine to find the loss; Slurm's own default is five minutes.
+    # Time for a busy machine to notice the loss; Slurm's own default is five minutes.
     settings = ("SlurmdTimeout=60",)
     with cluster(kill_wait=20, apart=True, settings=settings, nodes=NODES) as slurm:
         yield Site(slurm, packed_image, folder, root)
@@ -50,7 +52,7 @@ def agent(site: Site, job: int, node: str) -> list[int]:
 
 
 def back(site: Site, run: str, job: int, lost: float) -> float:
-    """Wait until it trains again; seconds since the loss, as MOST has them."""
+    """Wait until it trains again; returns the seconds since the loss, measured as for MOST."""
     site.slurm.until(
         lambda: len(records(site, run, job, "training")) > 1, TIMEOUT, "it does not go on"
     )
@@ -65,14 +67,14 @@ def back(site: Site, run: str, job: int, lost: float) -> float:
 
 
 def is_back(site: Site, node: str) -> bool:
-    """Bring a node back as an administrator does: Slurm looks seldom at one that is down."""
+    """Bring a node back as an administrator does, because Slurm rarely checks one that is down."""
     with suppress(ClusterError):  # it is not down
         site.slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
     return site.slurm.is_idle(node)
 
 
 def test_a_node_is_lost(site: Site, undisturbed: Losses) -> None:
-    """Slurm's daemon and all processes of it are killed, and it does not come back."""
+    """Kill Slurm's daemon and all its processes; the node does not come back."""
     job = site.submit("lost", *FLAGS, asked=THREE, **SPARE)
     site.reach("lost", 8)
     first, third = agent(site, job, "n1"), agent(site, job, "n3")
@@ -95,7 +97,7 @@ def test_a_node_is_lost(site: Site, undisturbed: Losses) -> None:
 
 
 def test_its_network_is_gone(site: Site, undisturbed: Losses) -> None:
-    """No connection ends: its ranks, and those that wait for them, learn nothing."""
+    """No connection is closed, so its ranks, and those waiting for them, are not notified."""
     assert site.slurm.bridge
     job = site.submit("unplugged", *FLAGS, asked=THREE, **SPARE, PREFLIGHT="0")
     site.reach("unplugged", 8)
@@ -103,7 +105,7 @@ def test_its_network_is_gone(site: Site, undisturbed: Losses) -> None:
     site.slurm.bridge.unplug(1)
     try:
         assert back(site, "unplugged", job, lost) < MOST
-        # It sees for itself that another node has its place by now.
+        # The node finds out by itself that another one has taken its place.
         site.slurm.until(lambda: not site.slurm.processes("n2", job), TIMEOUT, "n2 trains on")
         said = site.complete(job)
     finally:
@@ -114,7 +116,7 @@ def test_its_network_is_gone(site: Site, undisturbed: Losses) -> None:
 
 
 def test_the_first_node_is_lost(site: Site, undisturbed: Losses) -> None:
-    """It has the launcher and the store: Slurm requeues the job as it does without spares."""
+    """It has the launcher and the store: Slurm requeues the job, as without spares."""
     job = site.submit("first", *FLAGS, asked=THREE, **SPARE)
     site.reach("first", 8)
     site.slurm.lose("n1")
@@ -125,7 +127,7 @@ def test_the_first_node_is_lost(site: Site, undisturbed: Losses) -> None:
 
 
 def test_both_nodes_are_lost(site: Site, undisturbed: Losses) -> None:
-    """The second loss finds no spare: a requeue, with all three nodes again."""
+    """The second loss finds no spare: the job is requeued, again with all three nodes."""
     job = site.submit(
         "both", *FLAGS, "--checkpoint_interval=2", asked=THREE, **SPARE, PREFLIGHT="0"
     )

@@ -1,6 +1,6 @@
-"""Whatever happens to a job, it goes on by itself, or ends with a word that says why.
+"""Whatever happens to a job, it continues by itself, or ends with a message that says why.
 
-Every disturbed run must write the losses of the undisturbed one, to the last bit.
+Every disturbed run must write the losses of the undisturbed one, bit for bit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_all_processes_of_a_node_are_killed(site: Site, undisturbed: Losses) -> 
 
 
 def test_stopped_by_sigterm(site: Site, undisturbed: Losses) -> None:
-    """As a preemption does: saved between two checkpoints, requeued, resumed."""
+    """As in a preemption: saved between two checkpoints, requeued, resumed."""
     job = site.submit("stopped", *FLAGS, REQUEUES="0", PREFLIGHT="0")
     site.reach("stopped", 8)
     site.slurm.cancel(job, "--batch", "--signal=TERM")
@@ -68,7 +68,7 @@ def test_a_node_is_lost(site: Site, undisturbed: Losses) -> None:
 
 
 def test_slurmd_is_stopped(site: Site, undisturbed: Losses) -> None:
-    """As an update of Slurm does: the job does not notice."""
+    """As in an update of Slurm: the job does not notice."""
     job = site.submit("unwatched", *FLAGS, PREFLIGHT="0")
     site.reach("unwatched", 4)
     site.slurm.stop_slurmd("n2")
@@ -96,7 +96,7 @@ def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -
     site.reach("cut", 8)
     site.slurm.bridge.cut()
     try:
-        # srun gives the other node a minute, and then as much to answer.
+        # srun gives the other node a minute to end, and as much again to answer.
         site.slurm.until(lambda: site.slurm.restarts(job) == 1, TIMEOUT, "the job does not end")
     finally:
         site.slurm.bridge.repair()
@@ -111,7 +111,7 @@ def test_the_time_limit(site: Site) -> None:
     site.go_on_to("limit", beyond)
     site.slurm.cancel(job)
     assert site.slurm.wait(job, TIMEOUT) == "CANCELLED"
-    # As many steps without a stop; a shorter run would have another schedule.
+    # Run as many steps without a stop; a shorter run would have another schedule.
     other = site.submit("unlimited", *SLOW, PREFLIGHT="0")
     site.go_on_to("unlimited", beyond)
     site.slurm.cancel(other)
@@ -138,7 +138,7 @@ def test_the_newest_checkpoint_is_corrupt(site: Site, undisturbed: Losses) -> No
 
 
 def test_the_disk_is_full(site: Site, undisturbed: Losses) -> None:
-    """The old checkpoint stays; what is left of the new one is gone; a person has to make room."""
+    """The old checkpoint is kept, the rest of the new one removed; someone must free space."""
     place = site.small / "full"
     job = site.submit("small/full", *FLAGS, PREFLIGHT="0")
     site.reach("small/full", 4)
@@ -157,7 +157,7 @@ def test_the_disk_is_full(site: Site, undisturbed: Losses) -> None:
 
 
 def test_the_disk_of_the_log_is_full(site: Site, undisturbed: Losses) -> None:
-    """It costs lines, and no step; the job is stopped, requeued and goes on as with room."""
+    """It costs log lines, but no step; the job is stopped, requeued and continues as with space."""
     job = site.submit(
         "unheard", *FLAGS, asked=(f"--output={site.small}/slurm-%j.out",), PREFLIGHT="0"
     )
@@ -177,7 +177,7 @@ def test_the_disk_of_the_log_is_full(site: Site, undisturbed: Losses) -> None:
 
 
 def test_a_bad_node_is_left_out(site: Site) -> None:
-    """Its shared folder is read-only there. The next start has the other node, if that will do."""
+    """Its shared folder is read-only there. The next start has the other node, if one will do."""
     place = site.place("left-out")
     place.mkdir()
     there = ["nsenter", f"--mount=/proc/{site.slurm.daemons['n2'].pid}/ns/mnt"]
@@ -188,7 +188,7 @@ def test_a_bad_node_is_left_out(site: Site) -> None:
         site.slurm.until(
             lambda: site.slurm.show(job)["ExcNodeList"] == "n2", TIMEOUT, "n2 is asked for"
         )
-        # No third node is there: Slurm holds the job, until its owner says that one will do.
+        # There is no third node: Slurm holds the job until its owner says that one node will do.
         site.slurm.ask("scontrol", "update", f"JobId={job}", "NumNodes=1", "NumTasks=1")
         site.slurm.ask("scontrol", "release", str(job))
         said = site.complete(job)
@@ -202,7 +202,7 @@ def test_a_bad_node_is_left_out(site: Site) -> None:
 
 
 def test_a_second_job_on_one_folder(site: Site) -> None:
-    """One node each, so that both run at once."""
+    """Each job has one node, so that both run at the same time."""
     first = site.submit("shared", *SLOW, asked=("--nodes=1",), PREFLIGHT="0")
     site.reach("shared", 20)
     second = site.submit("shared", *SLOW, asked=("--nodes=1",), PREFLIGHT="0")

@@ -1,6 +1,6 @@
-"""Every launcher trains its system, tiny, on two nodes from its sqsh; and how the image gets there.
+"""Every launcher trains its system, tiny, on two nodes from its sqsh; and the image gets there.
 
-Composer is in no image that can be made of this machine's packages: its launcher takes the image's
+No image that can be built from this machine's packages has Composer: its launcher uses the image's
 training code, and the interpreter of the environment that `make test-composer` uses.
 """
 
@@ -24,7 +24,7 @@ def test_a_trial(site: Site, system: str) -> None:
     assert "1: training.launch: node 1 of 2: 1 process" in said
     losses = site.losses(system)
     assert [step for step, _ in losses] == list(range(1, 41))
-    if system != "llama_smp":  # whose data is noise
+    if system != "llama_smp":  # whose data is random
         assert losses[-1][1] < 0.8 * losses[0][1]
 
 
@@ -34,7 +34,7 @@ def test_composer(site: Site) -> None:
     place = site.place("composer")
     python = (environment / "bin" / "python").resolve()
     folders = [environment, place]
-    if python.parents[1] != Path("/usr"):  # else the image has it
+    if python.parents[1] != Path("/usr"):  # otherwise the image has it
         folders.append(python.parents[1])
     mounts = [f"{folder}:{folder}" for folder in folders]
     job = site.submit(

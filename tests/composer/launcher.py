@@ -1,4 +1,4 @@
-"""Composer's launcher, whose processes are warm as it is: see tests.support.warm."""
+"""Composer's launcher with warm processes, like itself: see tests.support.warm."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Start training.mamba_composer for real: alone, or by Composer's launcher; and what it reads."""
+"""Start training.mamba_composer for real, alone or with Composer's launcher, and write its data."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from training.data.packed import PackedWriter
 
 ENTRY_POINT = ("-m", "training.mamba_composer")
 PROGRAM = (str(Path(__file__).with_name("several.py")),)
-"""Several runs, one after the other; see there."""
+"""Runs several trainings, one after the other; see there."""
 LAUNCHER = str(Path(sys.executable).with_name("composer"))
 WARM_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 
 
 def write_packed(folder: Path) -> None:
-    """Pack the standard library's sources by bytes: text.npy, code.npy and held.npy."""
+    """Pack the standard library's sources as bytes: text.npy, code.npy and held.npy."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     for name, part in (("text", files[:20]), ("code", files[20:40]), ("held", files[60:70])):
         with PackedWriter(folder / f"{name}.npy") as packed:
@@ -36,7 +36,7 @@ def write_packed(folder: Path) -> None:
 
 
 def settings(data: Path, save: Path, **changes: Any) -> dict[str, Any]:
-    """Describe a small run; a change is section__key=value."""
+    """Return the settings of a small run; a change is section__key=value."""
     found: dict[str, Any] = {
         "model": {"vocab_size": 256, "d_model": 32, "n_layer": 2},
         "data": {
@@ -71,9 +71,9 @@ def started(
     cwd: Path | None = None,
     given: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a program of Python on so many ranks, 0 for plain python; nothing of it is left.
+    """Start a Python program on `ranks` ranks, 0: plain python; nothing of it outlives the block.
 
-    given: variables of its environment, which those of tests.support.warm may be among.
+    given: environment variables, which may include those of tests.support.warm.
     """
     python = given.get("PYTHON_EXEC", "")
     launcher = [python, WARM_LAUNCHER] if python else [LAUNCHER]
@@ -107,7 +107,7 @@ def run(
     given: Mapping[str, str] = MappingProxyType({}),
     cold: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """The same to its end, by processes that are warm, or cold as users' are."""
+    """Run a program to its end, with warm processes, or with cold ones as users have them."""
     given = given if cold else {**warm.python(), **given}
     with started(ranks, *program, *arguments, cwd=cwd, given=given) as process:
         out, err = process.communicate(timeout=240)

@@ -1,7 +1,7 @@
-"""Several runs by one process, or by one for each rank: `... several.py FILE [FILE ...]`.
+"""Several runs in one process, or in one per rank: `... several.py FILE [FILE ...]`.
 
-With SHARDED=1, by Composer's FSDP, which then takes the processor for a GPU. They save nothing:
-torch cannot collect a model that FSDP shares, but on a GPU.
+With SHARDED=1 they use Composer's FSDP, which then takes the CPU for a GPU. They save nothing, as
+torch can only collect a model that FSDP shards on a GPU.
 """
 
 from __future__ import annotations

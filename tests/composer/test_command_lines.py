@@ -25,7 +25,7 @@ def test_from_text_to_a_model_that_writes(tmp_path: Path) -> None:
     write_packed(tmp_path)
     made = run(0, program=CREATE, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    done = run(2, cwd=tmp_path, cold=True)  # config.yaml of the folder, as the system has it
+    done = run(2, cwd=tmp_path, cold=True)  # it reads config.yaml of the folder, as the system does
     assert done.returncode == 0, done.stderr
     assert "0.0B_mambaoutai: 36,320 parameters, 10 steps" in done.stdout
     assert "fsdp: left out" in done.stdout and done.stdout.count(" s/step | ") == 10
@@ -38,7 +38,7 @@ def test_from_text_to_a_model_that_writes(tmp_path: Path) -> None:
     assert [one["step"] for one in steps(save)] == list(range(1, 11))
     assert losses(save)[-1] < losses(save)[0] - 0.5
 
-    # Whatever the ranks, each sample that is held out is seen once.
+    # Whatever the number of ranks, each held-out sample is seen once.
     records = [json.loads(line) for line in (save / "metrics.jsonl").read_text().splitlines()]
     shown = [one for one in records if one["kind"] == "evaluation"]
     assert [(one["step"], one["label"]) for one in shown] == [(5, "held"), (10, "held")]
@@ -101,7 +101,7 @@ def test_a_run_that_is_longer_than_what_is_asked_for_is_refused(tmp_path: Path) 
 
 
 def test_a_key_of_wandb_in_the_environment_ends_no_job(tmp_path: Path) -> None:
-    """The library is missing here, which used to end the job before its first step."""
+    """The library is not installed here, which used to end the job before its first step."""
     write_packed(tmp_path)
     file = write(tmp_path / "config.yaml", settings(Path(), Path("save")))
     done = run(2, file, cwd=tmp_path, given={"WANDB_API_KEY": "a" * 40})

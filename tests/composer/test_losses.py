@@ -1,4 +1,4 @@
-"""Each target of a step counts alike: whatever micro-batch, rank and way of spreading it is in."""
+"""All targets of a step count the same, whatever micro-batch, rank and sharding they are in."""
 
 from pathlib import Path
 from shutil import copyfile
@@ -18,7 +18,7 @@ from training.systems.composer.model import TOPS, MambaModel, measure
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train with micro-batches of 1, 2 and 4 on 2 ranks, and of 8 and 2 on one."""
+    """Train with micro-batches of 1, 2 and 4 on two ranks, and of 8 and 2 on one."""
     folder = tmp_path_factory.mktemp("runs")
     write_packed(folder)
 
@@ -48,7 +48,7 @@ def test_losses_and_gradients_do_not_depend_on_the_layout(runs: Path, layout: st
     for one, other in zip(found, wanted, strict=True):
         for what in ("loss", "grad_norm"):
             assert one[what] == pytest.approx(other[what], rel=1e-5)
-    # AdamW's mean of gradients after the first step is 1 - beta1 of them.
+    # After the first step, AdamW's mean of gradients is 1 - beta1 times the gradients.
     for name, mean in _means(runs / "1x8").items():
         torch.testing.assert_close(_means(runs / layout)[name], mean, rtol=1e-5, atol=1e-8)
 
@@ -111,7 +111,7 @@ def test_what_is_measured() -> None:
 
 
 def _means(save: Path) -> dict[str, Any]:
-    """Give AdamW's means of gradients after the first step, by parameter."""
+    """Return AdamW's means of gradients after the first step, by parameter."""
     held = torch.load(save / "ep0-ba1-rank0.pt", weights_only=False)
     state = held["state"]["optimizers"]["AdamW"]["state"]
     return {name: one["exp_avg"] for name, one in state.items()}

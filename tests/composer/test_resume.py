@@ -1,4 +1,4 @@
-"""A run that is killed and started again ends as if it had not been."""
+"""A run that is killed and started again ends as if it had not been interrupted."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from training.errors import SAVED
 
 
 def test_killed_in_the_middle_and_started_again(tmp_path: Path) -> None:
-    """Two ranks; kill -9 after a checkpoint and steps beyond it; data read ahead by processes."""
+    """Kill -9 two ranks some steps after a checkpoint, with worker processes that read ahead."""
     write_packed(tmp_path)
     make = partial(settings, tmp_path, scheduler__t_max="14ba", trainer__save_interval="4ba")
     calm = write(tmp_path / "calm.yaml", make(tmp_path / "calm"))
@@ -33,7 +33,7 @@ def test_killed_in_the_middle_and_started_again(tmp_path: Path) -> None:
     with started(2, *ENTRY_POINT, config) as process:
         assert wait_for(is_beyond, process, seconds=200), "it ended before it was killed"
         kill_tree(process)
-    # What a kill while the next one is written leaves: a file cut off, and no link.
+    # A kill while the next checkpoint is written leaves a truncated file, and no link.
     last = (save / "latest-rank0.pt").resolve()
     (save / "ep0-ba13-rank0.pt").write_bytes(last.read_bytes()[:5000])
     (save / "latest-rank0.pt").unlink()
@@ -49,7 +49,7 @@ def test_killed_in_the_middle_and_started_again(tmp_path: Path) -> None:
 
 
 def test_stopped_by_sigterm_and_started_again(tmp_path: Path) -> None:
-    """One of two ranks is asked; both save between two checkpoints, and say so by their code."""
+    """Only one of two ranks is asked; both save between checkpoints, and exit with that code."""
     write_packed(tmp_path)
     make = partial(settings, tmp_path, scheduler__t_max="40ba", trainer__save_interval="100ba")
     calm = write(tmp_path / "calm.yaml", make(tmp_path / "calm"))
@@ -115,13 +115,13 @@ def test_checkpoints_of_earlier_starts_count_among_those_that_are_kept(tmp_path:
 
 
 def _state(path: Path) -> dict[str, Any]:
-    """Give what the data set gave a checkpoint."""
+    """Return the state of the data set in a checkpoint."""
     held = torch.load(path, weights_only=False)
     return dict(held["state"]["dataset_state"]["train"])
 
 
 def ranks(process: subprocess.Popen[str]) -> list[int]:
-    """The processes of the ranks below Composer's launcher."""
+    """Return the processes of the ranks below Composer's launcher."""
     return [
         pid
         for pid in descendants(process.pid)

@@ -1,4 +1,4 @@
-"""Where the pages of the documentation are tried: a folder as a newcomer has it."""
+"""A folder in which to try the pages of the documentation, as a newcomer has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def project(tmp_path: Path, root: Path, packed_image: Path) -> Path:
-    """What `make quickstart` leaves; what a page writes beside it goes with the test."""
+    """What `make quickstart` leaves; whatever a page writes beside it is removed with the test."""
     place = tmp_path / "project"
     (place / "build").mkdir(parents=True)
     (place / "build" / "cpu-mamba.sqsh").symlink_to(packed_image)
@@ -22,7 +22,7 @@ def project(tmp_path: Path, root: Path, packed_image: Path) -> Path:
 
 @pytest.fixture
 def activated(tmp_path: Path) -> dict[str, str]:
-    """The environment after `. .venv/bin/activate`, with a home of its own."""
+    """The environment after `. .venv/bin/activate`, with its own home."""
     home = tmp_path / "home"
     home.mkdir()
     inherited = {name: value for name, value in os.environ.items() if "MAKE" not in name}

@@ -1,4 +1,4 @@
-"""docs/develop/ names files and folders that are there."""
+"""The files and folders that docs/develop/ names exist."""
 
 from __future__ import annotations
 

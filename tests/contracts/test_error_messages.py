@@ -1,6 +1,6 @@
-"""Every error that a user may see, in one list: a new or a changed one is seen in review.
+"""Every error that a user may see, in one list, so that reviews see new and changed ones.
 
-Where a message is meant to change: python -m tests.contracts.test_error_messages
+After an intended change of a message: python -m tests.contracts.test_error_messages
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "tests" / "golden" / "error-messages.txt"
 PACKAGES = ("sqshforge", "training")
-# How errors are made beside the classes whose names end so: functions of a package's own.
+# Functions that make errors, by the end of their names, in addition to the error classes.
 MAKERS = ("broken", "refused", "shorter")
-# What is not plain: a riddle, or a word that the field has another one for.
+# Wording that is not plain: a riddle, or a word for which the field has another one.
 UNCLEAR = re.compile(r"\bthat is none\b|\bis none\b|\bis no \w+ that\b|\bsee to\b")
 
 
 def text(node: ast.expr) -> str:
-    """The words of an expression, with {name} where something is put in."""
+    """Return the words of an expression, with {name} for what is inserted."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -31,7 +31,7 @@ def text(node: ast.expr) -> str:
 
 
 def errors(module: Path) -> Iterator[str]:
-    """The errors that a module makes, in the order of its lines: the message and its fix."""
+    """Yield the errors that a module makes, in the order of its lines: the message and its fix."""
     calls = [one for one in ast.walk(ast.parse(module.read_text())) if isinstance(one, ast.Call)]
     for call in sorted(calls, key=lambda one: (one.lineno, one.col_offset)):
         name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
@@ -43,7 +43,7 @@ def errors(module: Path) -> Iterator[str]:
 
 
 def listed() -> str:
-    """The list: a heading for each module, an error a line."""
+    """Return the list: a heading for each module, one error per line."""
     modules = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
     made = {path.relative_to(ROOT).as_posix(): list(errors(path)) for path in modules}
     return "\n".join(

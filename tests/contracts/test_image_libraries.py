@@ -1,4 +1,4 @@
-"""Every image that trains has the libraries that the flags of the training code ask for."""
+"""Every image that trains has the libraries that the flags of the training code need."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ OF_ONE_SYSTEM = {
 }
 GOES_WITHOUT = {
     *("causal-conv1d", "flash-attn", "mamba-ssm", "triton", "transformer-engine", "torchao"),
-    *("neuronx-cc", "nki"),  # kernels: what is not there is shown, and torch computes
-    "matplotlib",  # for training.report, which is of no run: its error says how to install it
-    "transformers",  # tokenizers asks the hub too; the model under SMP is that of SMP's own image
+    *("neuronx-cc", "nki"),  # kernels: a missing one is reported, and torch computes instead
+    "matplotlib",  # only for training.report, outside of any run: its error says how to install it
+    "transformers",  # tokenizers can ask the hub too; SMP's own image has the model under SMP
 }
 OF_THE_BASE = {"smp-llama"}
-"""Targets whose base brings its own packages, of which none is replaced."""
+"""Targets whose base brings its own packages, none of which is replaced."""
 DISTRIBUTIONS = {"composer": "mosaicml", "neuronxcc": "neuronx-cc", "yaml": "pyyaml"}
 
 
 def imported() -> Iterator[str]:
-    """Names of all distributions that the training code imports, by any way that it has."""
+    """Yield the distributions that the training code imports in any way."""
     for path in sorted((ROOT / "training").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names: list[str] = []

@@ -1,4 +1,4 @@
-"""What a job notes of its failures and their cost, and what `sqshforge status` makes of it."""
+"""What a job records of its failures and their cost, and how `sqshforge status` shows it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KILLED = Failure(rank=1, code=137, step=50, why="rank 1 was killed by SIGKILL", 
 
 
 def begin(run: Path, restart: int = 0, before: float = 0.0) -> Ledger:
-    """Begin a start of job 4242, so many seconds ago."""
+    """Begin a start of job 4242 that is dated `before` seconds ago."""
     described = plan(run, restart=restart)
     job_log.begin(described, {"NODES": "n1 n2", "REQUEUES": "3"})
     path = run / "jobs" / "4242.jsonl"
@@ -35,7 +35,7 @@ def steps(resumed: int, last: int, first_at: float, last_at: float) -> Steps:
 
 
 def shown(run: Path) -> list[str]:
-    """What `sqshforge status` prints of a run, a line each."""
+    """Return the lines that `sqshforge status` prints for a run."""
     from sqshforge.status.report import lines
     from sqshforge.status.run import Clock, look
 
@@ -43,7 +43,7 @@ def shown(run: Path) -> list[str]:
 
 
 def test_a_restart_in_place_and_what_it_cost(tmp_path: Path) -> None:
-    """It began an hour ago, and trained after a minute; 40 s without a step, 10 steps again."""
+    """Trains from a minute after the start, an hour ago; loses 40 s, and repeats 10 steps."""
     run, now = write(tmp_path / "run", history(50)), time.time()
     ledger = begin(run, before=HOUR)
     assert ledger.outage().since == pytest.approx(now - HOUR, abs=5)
@@ -73,7 +73,7 @@ def test_a_requeue_goes_on_with_the_account(tmp_path: Path) -> None:
     requeue = Verdict(step=Step.REQUEUE, why="of RESTARTS=3 none is left")
     ledger.failed(failure, requeue, 3, 0.5)
     job_log.end(plan(run), {}, 137)
-    assert facts(run)["goodput"] == pytest.approx(0.7, abs=0.01)  # since then nothing is trained
+    assert facts(run)["goodput"] == pytest.approx(0.7, abs=0.01)  # it has not trained since
     ledger = begin(run, restart=1)
     assert ledger.outage() == Outage(since=now - 300, step=50, step_seconds=0.5)
     assert [one.is_like(KILLED) for one in ledger.failures()] == [True]
@@ -85,7 +85,7 @@ def test_a_requeue_goes_on_with_the_account(tmp_path: Path) -> None:
 
 
 def test_a_lost_node_and_its_spare(tmp_path: Path) -> None:
-    """Its cost is reported as of any failure; lost once more, it is known to a later start."""
+    """Its cost is reported like any failure's; lost once more, a later start knows it as worn."""
     run, now = write(tmp_path / "run", history(50)), time.time()
     ledger = begin(run, before=HOUR)
     ledger.trains(steps(0, 1, now - HOUR, now - HOUR), ledger.outage(), 0)
@@ -114,7 +114,7 @@ def test_spares_are_kept_apart_from_nodes_that_train(tmp_path: Path) -> None:
 
 
 def test_a_start_that_was_killed_with_its_node(tmp_path: Path) -> None:
-    """How far it was stands in its metrics alone."""
+    """Only its metrics show how far it came."""
     run, now = write(tmp_path / "run", history(50)), time.time()
     ledger = begin(run, before=1000)
     ledger.trains(steps(0, 1, now - 900, now - 900), ledger.outage(), 0)
@@ -127,7 +127,7 @@ def test_a_start_that_was_killed_with_its_node(tmp_path: Path) -> None:
 def test_a_start_that_ended_before_a_step_of_a_run_of_another_job(
     tmp_path: Path, days: int
 ) -> None:
-    """What that job wrote is no outage of this one, though this one has opened it, as of today."""
+    """Another job's steps are no outage of this one, which opens that run's folder only now."""
     run, now = write(tmp_path / "run", history(50)), time.time()
     age(run, days * 24 * HOUR, "metrics.jsonl")
     begin(run, before=HOUR)
@@ -153,7 +153,7 @@ def test_a_start_that_ended_before_a_step_after_one_that_trained(tmp_path: Path)
 
 
 def test_the_failures_of_another_run_are_not_those_of_this_one(tmp_path: Path) -> None:
-    """Without Slurm all runs of a folder share a record."""
+    """Without Slurm, all runs in a folder share a record."""
     alone = plan(tmp_path, job="local")
     for _ in range(2):
         job_log.begin(alone, {})
@@ -205,7 +205,7 @@ def test_what_people_see(tmp_path: Path) -> None:
 def test_where_a_restart_has_its_state_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: float | None, said: str
 ) -> None:
-    """From the rank's note to the log and the job's record."""
+    """The source is passed on from the rank's note to the log and the job's record."""
     run = write(tmp_path / "run", history(50))
     environment: dict[str, str] = {}
     reader = StepReader(environment)
@@ -224,7 +224,7 @@ def test_where_a_restart_has_its_state_from(
 
 
 def test_ranks_note_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first rank of the node does; whoever reads sees what a rank that is gone has noted."""
+    """Only the node's first rank does; the notes of a rank that has ended can still be read."""
     environment: dict[str, str] = {}
     reader = StepReader(environment)
     assert reader.read() is None
@@ -243,4 +243,4 @@ def test_ranks_note_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     reader.clear()
     assert reader.read() is None
     monkeypatch.setenv("STEP_NOTES", "/proc/1/fd/nothing")
-    StepNotes(7).taken(8)  # nobody reads, and nothing fails
+    StepNotes(7).taken(8)  # nobody can read it, but nothing fails

@@ -1,4 +1,4 @@
-"""What a job notes of itself in jobs/<job id>.jsonl, and that it never fails for the want of it."""
+"""What a job records of itself in jobs/<job id>.jsonl; failing to do so never fails the job."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_flags_that_are_wrong_are_noted_where_the_launcher_looks(tmp_path: Path)
 def test_a_module_that_does_not_tell_its_folder(tmp_path: Path, module: str) -> None:
     job_log.begin(replace(plan(tmp_path), module=module), {"CHECKPOINTS": str(tmp_path / "c")})
     assert lines(tmp_path / "c")[0]["run"] == str(tmp_path / "c")
-    job_log.begin(replace(plan(tmp_path), module=module), {})  # nowhere to note it
+    job_log.begin(replace(plan(tmp_path), module=module), {})  # there is no folder to record it in
     assert [one.name for one in tmp_path.iterdir()] == ["c"]
 
 
 def test_a_run_of_composer_is_saved_where_its_file_says(tmp_path: Path) -> None:
-    """The entry point's own folder, also where the number of parameters is part of its name."""
+    """It is saved in the entry point's own folder, even if the parameter count is in its name."""
 
     class EntryPoint:
         @staticmethod
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_written(
 
 @pytest.mark.processes
 def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
-    """A limit on the size of files stands for it: a part of the line is written, then none."""
+    """A limit on file sizes simulates it: first a part of the line is written, then nothing."""
     code = (
         "import resource, sys\nfrom pathlib import Path\n"
         "from tests.support.run_folders import noted\n"
@@ -149,5 +149,5 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
 def test_meanings_agree_with_the_node_agents() -> None:
     for code in (-9, -15):
         assert job_log.meaning(128 - code) in ending(code)
-    assert ending(-40) == "was killed by signal 40"  # a real-time one, without a name
+    assert ending(-40) == "was killed by signal 40"  # a real-time signal, which has no name
     assert job_log.meaning(200) == job_log.meaning(1) == "it failed"

@@ -1,6 +1,6 @@
-"""What a launcher trains on: its default, or data of one's own, by a variable or by a flag.
+"""What a launcher trains on: its default, or the user's own data, by a variable or by a flag.
 
-What is asked for replaces all that hung on the default: the configuration and the evaluation of
+The user's data replaces everything that belongs to the default: the configuration and evaluation of
 C4, the tokenizer of texts, the vocabulary of bytes.
 """
 
@@ -25,7 +25,7 @@ OF_C4 = ("dataset_config_name", "validation_freq")
 
 
 def started(folder: Path, root: Path, name: str, *flags: str, **env: str) -> Config:
-    """The configuration that the ranks get, which their entry point takes."""
+    """Return the configuration that the ranks get; their entry point must accept it."""
     words = flags_of(folder, root, name, *flags, **env)
     entry_point = importlib.import_module(f"training.{MODULES.get(name, name)}")
     made: Config = entry_point.configure(words)
@@ -60,7 +60,7 @@ def test_ones_own_texts(
 
 @pytest.mark.parametrize("name", LLAMA)
 def test_texts_of_the_hub(tmp_path: Path, root: Path, name: str) -> None:
-    """C4 by default, with its own configuration and validation data; another set without."""
+    """C4 is the default, with its own configuration and validation data; other sets have none."""
     config = started(tmp_path, root, name)
     assert config.data.dataset_path == config.data.eval_dataset_path == "stream:allenai/c4"
     assert (config.data.dataset_config, config.run.eval_interval) == ("en", 500)
@@ -158,7 +158,7 @@ PRETRAINED = {
 def test_smp_finetunes_a_model_of_any_kind_and_size(
     tmp_path: Path, root: Path, flags: tuple[str, ...]
 ) -> None:
-    """The launcher has a model by default, and the pretrained one has sizes of its own."""
+    """The launcher has a default model, and the pretrained one has its own sizes."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(PRETRAINED))
@@ -176,7 +176,7 @@ def test_smp_finetunes_a_model_of_any_kind_and_size(
 def test_smp_takes_types_that_have_no_sizes_by_name(
     tmp_path: Path, root: Path, kind: str, family: str, trial: str
 ) -> None:
-    """The launcher's own model is Llama 2 of 70b."""
+    """The launcher's default model is Llama 2 of 70b."""
     flags = (f"--model_type={kind}", "--hidden_width=256", "--num_layers=3", "--num_heads=8")
     config = started(tmp_path, root, "llama_smp", *flags, TRIAL=trial)
     sizes = config.model.sizes
@@ -188,7 +188,7 @@ def test_smp_takes_types_that_have_no_sizes_by_name(
 
 @pytest.mark.parametrize("tp", ["2", "8"])
 def test_a_step_of_the_neuron_launcher(tmp_path: Path, root: Path, tp: str) -> None:
-    """1,024 sequences, whatever TP and the number of nodes are; 3 nodes have no such number."""
+    """1,024 sequences, whatever TP and the number of nodes; for 3 nodes that is impossible."""
     config = started(tmp_path, root, "mamba2_neuron", "--seq_len=512", DATASET="text:/x", TP=tp)
     for nodes in (1, 4, 16):
         readers = nodes * 32 // int(tp)
@@ -229,7 +229,7 @@ def test_an_image_and_a_configuration_of_ones_own(tmp_path: Path, root: Path) ->
 def test_the_neuron_launcher_takes_folders_as_the_systems_script(
     tmp_path: Path, root: Path, dashes: list[str]
 ) -> None:
-    """DATA_DIR SAVE_DIR in front of the flags, over the variables; GBS is GLOBAL_BATCH."""
+    """DATA_DIR SAVE_DIR before the flags override the variables; GBS is GLOBAL_BATCH."""
     (tmp_path / "set").mkdir()
     others = {"DATASET": "/fsx/other", "CHECKPOINTS": "other", "GBS": "512", "TRIAL": ""}
     shell = Shell(tmp_path, root / "launch" / "mamba2_neuron.sbatch")
@@ -272,7 +272,7 @@ def test_a_third_folder_is_refused(tmp_path: Path, root: Path) -> None:
 def test_data_in_the_folder_of_sbatch(
     tmp_path: Path, root: Path, name: str, flags: list[str]
 ) -> None:
-    """The container starts in another folder, and a set of the hub is called like a path."""
+    """The container starts in another folder, and a set of the hub has a name like a path."""
     shell = Shell(tmp_path, root / "launch" / f"{name}.sbatch")
     shell.program("sqshforge")
     (tmp_path / "my" / "set").mkdir(parents=True)
@@ -296,7 +296,7 @@ def test_data_in_the_folder_of_sbatch(
 def test_the_home_folder_after_an_equals_sign_is_the_users(
     tmp_path: Path, root: Path, data: str
 ) -> None:
-    """No shell makes it of that ~, and in the container it would be another one."""
+    """No shell expands that ~, and in the container it would mean another home."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "a.npy").touch()

@@ -1,4 +1,4 @@
-"""What a launcher does before and after its nodes run: checks, a request to stop, the end."""
+"""What a launcher does before and after its nodes run: checks, requests to stop, the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shell(tmp_path: Path, root: Path) -> Shell:
 
 
 def refused(shell: Shell, *shown: str, **env: str) -> None:
-    """Refused with exit code 2, with each of these words, before anything was started."""
+    """Check for exit code 2 and an error with each of these words, before anything is started."""
     code, said = shell.run(**env)
     assert code == 2, said
     for words in shown:
@@ -47,7 +47,7 @@ def test_an_image_that_is_cut_short(shell: Shell) -> None:
 
 
 def test_an_image_that_pyxis_would_unpack_is_cut_short(shell: Shell) -> None:
-    """Its files cannot be listed, by which their room is counted."""
+    """Its files cannot be listed, though their sizes are needed to check the free space."""
     shell.image.unlink()
     (shell.folder / "file").write_bytes(os.urandom(200_000))
     Programs().capture(["mksquashfs", shell.folder / "file", shell.image, "-quiet"])
@@ -62,7 +62,7 @@ def test_an_image_that_pyxis_would_unpack_is_cut_short(shell: Shell) -> None:
 
 
 def of_platform(shell: Shell, name: str) -> None:
-    """Let the image say that it is for a platform, and this be an x86 machine."""
+    """Let the image say that it is for a platform; the machine is x86 by default."""
     said = f'echo \'{{"platform": "{name}", "commit": "x"}}\''
     shell.program("unsquashfs", f"#!/bin/bash\n[[ $1 == -cat && -f $2 ]] && {said}\n")
     shell.program("uname", "#!/bin/bash\necho ${MACHINE:-x86_64}\n")
@@ -81,7 +81,7 @@ def test_an_image_of_another_machine(shell: Shell) -> None:
 
 
 def test_on_arm_other_images_are_taken(shell: Shell) -> None:
-    """Those that are for Arm, by their names; which one lacks is reported with the platform."""
+    """Images for Arm have their own names; the fix for a missing one includes the platform."""
     of_platform(shell, "linux/arm64")
     refused(
         shell,
@@ -105,14 +105,14 @@ def test_what_is_no_image(shell: Shell) -> None:
 
 @pytest.mark.root
 def test_an_image_that_the_user_may_not_read(root: Path) -> None:
-    """The words name the folder that is closed, or the file, and not something that is wrong."""
+    """The error names the closed folder or file, rather than something that is not wrong."""
     become = [
         str(shutil.which("setpriv")),
         f"--reuid={NOBODY}",
         f"--regid={NOBODY}",
         "--clear-groups",
     ]
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users
         os.chown(name, NOBODY, NOBODY)
         shell = Shell(Path(name), root / "launch" / "mamba_fsdp.sbatch")
         shell.program("sqshforge")
@@ -128,7 +128,7 @@ def test_an_image_that_the_user_may_not_read(root: Path) -> None:
 
 
 def test_what_else_a_node_says_is_no_fault(shell: Shell) -> None:
-    """A TaskProlog or a BASH_ENV may print into each step."""
+    """A TaskProlog or a BASH_ENV may print something in each step."""
     shell.program("sqshforge")
     code, said = shell.run(CHECK_MEANWHILE="echo Welcome to the cluster")
     assert code == 0 and said.endswith("mamba_fsdp: done\n")
@@ -145,7 +145,7 @@ def test_a_mount_that_is_not_there(shell: Shell) -> None:
 
 @pytest.mark.root
 def test_gpus_whose_driver_nothing_brings_in(shell: Shell) -> None:
-    """Training would fall back to processors, or fail; a trial may run on these."""
+    """Training would fall back to CPUs, or fail; a trial may run on CPUs."""
     become = containers.with_driver(shell.folder / "dev")
     own = {"RUNTIME": "sqshforge", "TRIAL": "", "DATASET": str(shell.folder)}
     code, said = shell.run(**own, become=become)
@@ -163,7 +163,7 @@ def test_gpus_whose_driver_nothing_brings_in(shell: Shell) -> None:
 
 @pytest.mark.root
 def test_gpus_that_slurm_has_closed(shell: Shell) -> None:
-    """With ConstrainDevices, to jobs that have asked for none; a trial may run without them."""
+    """ConstrainDevices closes them to jobs that asked for none; a trial may run without them."""
     become = containers.with_driver(shell.folder / "dev", "nvidia0", "nvidia1")
     shell.program("nvidia-container-cli")
     own = {"DATASET": str(shell.folder)}
@@ -178,7 +178,7 @@ def test_gpus_that_slurm_has_closed(shell: Shell) -> None:
 
 
 def test_one_node_that_is_not_as_the_others(shell: Shell) -> None:
-    """All faults of all nodes are reported at once."""
+    """All faults of all nodes are reported together."""
     shell.program(
         "enroot",
         '#!/bin/bash\n[[ $SLURMD_NODENAME == node-1 ]] || { echo "mkdir: /run/enroot: denied" >&2;'
@@ -196,7 +196,7 @@ def test_one_node_that_is_not_as_the_others(shell: Shell) -> None:
 
 
 def test_a_node_that_is_bad_is_left_out_if_asked(shell: Shell) -> None:
-    """Where the others are fine; what all have is wrong with the request."""
+    """Only if the other nodes are fine: a fault on all of them is a wrong request."""
     shell.program("squashfuse")
     shell.program("enroot", "#!/bin/bash\n[[ $SLURMD_NODENAME == node-1 ]]\n")
     asked = {"RUNTIME": "enroot", "EXCLUDE": "1"}
@@ -215,7 +215,7 @@ def test_enroot_that_is_not_installed(shell: Shell) -> None:
 
 
 def test_a_folder_for_containers_that_somebody_else_made(shell: Shell) -> None:
-    """Enroot would start a root from it."""
+    """A root file system would be started from it."""
     shell.enroot()
     (shell.folder / f"enroot-{os.getuid()}").symlink_to(shell.folder)
     shown = f"/enroot-{os.getuid()}, for running containers, belongs to somebody else"
@@ -224,7 +224,7 @@ def test_a_folder_for_containers_that_somebody_else_made(shell: Shell) -> None:
 
 
 def test_pyxis_finds_no_container_of_a_start_that_was_killed(shell: Shell) -> None:
-    """What another job, or a person, has there stays."""
+    """Containers of other jobs or of users are left there."""
     removed = shell.folder / "removed"
     shell.program(
         "enroot",
@@ -237,7 +237,7 @@ def test_pyxis_finds_no_container_of_a_start_that_was_killed(shell: Shell) -> No
 
 
 def test_pyxis_that_unpacks(shell: Shell) -> None:
-    """It is said, with how to have it mounted; and that it does not fit."""
+    """The launcher says so, and how to have it mounted; it also reports too little space."""
     shell.program(
         "unsquashfs",
         "#!/bin/bash\necho '-rw-r--r-- root/root 6234000000 2026-01-01 00:00 root/x'\n",
@@ -255,7 +255,7 @@ def test_pyxis_that_unpacks(shell: Shell) -> None:
     assert code == 0 and "pyxis unpacks" not in said
 
 
-# A container that does not start is no run that failed.
+# A container that does not start does not count as a failed run.
 
 
 @pytest.mark.parametrize("code", ["1", "137"])
@@ -272,7 +272,7 @@ def test_a_root_that_was_lost_is_reported(shell: Shell) -> None:
 
 
 def test_nodes_that_cannot_be_looked_at(shell: Shell) -> None:
-    """A node was lost meanwhile, say: it is tried again."""
+    """A node may have been lost in the meantime: the job is tried again."""
     code, said = shell.run(CHECK_CODE="7")
     assert code == 7 and "the nodes could not be looked at" in said
     assert "exit code 7: requeued" in said and not shell.called.exists()

@@ -1,4 +1,4 @@
-"""What the launcher takes for its own job's: of the variables that it starts with, and of Slurm."""
+"""Which of its environment variables, and which of Slurm's jobs, the launcher takes for its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.launcher_shell import SCONTROL, SRUN, Shell
 pytestmark = pytest.mark.processes
 
 ARRAY = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
-# The last task of an array has its number: Slurm shows all tasks by it.
+# An array's last task has the array's number, for which Slurm shows all tasks.
 TASKS = "JobId=6 ArrayJobId=5 ArrayTaskId=1 x Restarts=0 y\nJobId=7 ArrayJobId=5 ArrayTaskId=3"
 EXPORTED = 'export -p > "$CALLED.exported"'
 
@@ -34,7 +34,7 @@ def asked(shell: Shell) -> list[str]:
 def test_a_task_of_an_array_and_what_is_submitted_from_one(
     shell: Shell, record: str, job: str
 ) -> None:
-    """The variables of an array are in all that its tasks submit."""
+    """Everything that an array's tasks submit inherits the array's variables."""
     answering(shell, record)
     code, said = shell.run(SRUN_CODE="137", **ARRAY)
     assert code == 137 and "exit code 137: requeued" in said
@@ -42,7 +42,7 @@ def test_a_task_of_an_array_and_what_is_submitted_from_one(
 
 
 def test_restarts_of_another_job(shell: Shell) -> None:
-    """That it was submitted from: this one starts for the first time."""
+    """It was submitted from that job, but starts for the first time."""
     answering(shell, "JobId=7")
     shown = SCONTROL.replace("${SLURM_RESTART_COUNT:-0}", "0")
     shell.program("scontrol", shown)
@@ -77,7 +77,7 @@ def test_what_a_user_has_set_for_steps_stays(shell: Shell) -> None:
 
 
 def test_slurm_itself_has_requeued_the_job(shell: Shell) -> None:
-    """As by a preemption: what is known of failures and of bad nodes stays for the next start."""
+    """As in a preemption: records of failures and bad nodes are kept for the next start."""
     folder = shell.folder / "checkpoints" / "mamba_fsdp-trial"
     folder.mkdir(parents=True)
     for name, text in (("failures.7", "137\n"), ("bad-nodes.7.0", "node-2\n")):
@@ -93,7 +93,7 @@ def test_slurm_itself_has_requeued_the_job(shell: Shell) -> None:
 
 
 def test_the_user_s_own_list_of_nodes_to_leave_out_is_not_lost(shell: Shell) -> None:
-    """Slurm replaces that list: where it does not tell it, it stays as it is."""
+    """Slurm replaces the list as a whole: if it does not show it, the list is left unchanged."""
     folder = shell.folder / "checkpoints" / "mamba_fsdp-trial"
     folder.mkdir(parents=True)
     (folder / "bad-nodes.7.0").write_text("node-2\n")
@@ -105,7 +105,7 @@ def test_the_user_s_own_list_of_nodes_to_leave_out_is_not_lost(shell: Shell) -> 
 
 
 def test_a_node_that_is_lost_before_its_container_starts(shell: Shell) -> None:
-    """It is no container that cannot start: the job goes on without that node."""
+    """It does not count as a container that cannot start: the job continues without that node."""
     shell.program("sqshforge")
     lost = f"{shell.called}.lost"
     code, said = shell.run(
@@ -119,7 +119,7 @@ def test_a_node_that_is_lost_before_its_container_starts(shell: Shell) -> None:
 
 
 def test_pyxis_without_a_line_about_plugins_in_slurm_conf(shell: Shell) -> None:
-    """Slurm reads plugstack.conf beside slurm.conf then, and shows no path of it."""
+    """Slurm then reads plugstack.conf beside slurm.conf, but does not show its path."""
     settings = shell.folder / "plugstack.conf"
     settings.write_text("required /usr/lib/slurm/spank_pyxis.so use_squashfuse=1\n")
     line = f"SLURM_CONF              = {shell.folder}/slurm.conf"

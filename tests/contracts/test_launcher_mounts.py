@@ -1,4 +1,4 @@
-"""What of the host a launcher mounts: what MOUNTS says, or what the job names and is there."""
+"""What a launcher mounts from the host: MOUNTS, or existing paths that the job names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def composer(tmp_path: Path, root: Path) -> Shell:
 
 
 def mounted(shell: Shell, *flags: str, **env: str) -> list[str]:
-    """What is mounted of the shell's folder, beside the run's own, by its path there."""
+    """Return what is mounted from the shell's folder besides the run's own, as relative paths."""
     words = shell.srun(*flags, **{"CHECKPOINTS": "run", **env})
     sources = [word.split(":")[0].removeprefix("--mount=") for word in words if "--mount" in word]
     assert f"--mount={shell.folder}/run:{shell.folder}/run" in words
@@ -36,7 +36,7 @@ def mounted(shell: Shell, *flags: str, **env: str) -> list[str]:
 
 
 def made(shell: Shell, *names: str) -> list[str]:
-    """Paths of new files there."""
+    """Create files in the shell's folder; returns their paths."""
     for name in names:
         (shell.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (shell.folder / name).touch()
@@ -44,7 +44,7 @@ def made(shell: Shell, *names: str) -> list[str]:
 
 
 def test_files_of_a_stream(shell: Shell) -> None:
-    """Commas between; what is not there is left out."""
+    """They are separated by commas; what does not exist is left out."""
     a, b = made(shell, "one/a.jsonl", "two/b,c.jsonl")
     asked = f"stream:{a},{shell.folder}/two/*.jsonl,https://host/c.jsonl,{shell.folder}/none"
     assert mounted(shell, DATASET=asked) == ["one/a.jsonl", "two"]
@@ -67,7 +67,7 @@ MIXTURE = """\
 
 
 def test_sources_of_a_mixture(shell: Shell) -> None:
-    """And the file that lists them."""
+    """The file that lists them is mounted too."""
     made(shell, "packed/1.npy", "a set/state.json", "lines/a.json", "wide.npy", "x,y", "unused")
     (shell.folder / "mix.yaml").write_text(MIXTURE.format(shell.folder))
     asked = f"mixture:{shell.folder}/mix.yaml"
@@ -114,7 +114,7 @@ def test_changes_of_composers_configuration(composer: Shell, change: str) -> Non
 
 
 def test_what_variables_name(shell: Shell) -> None:
-    """They go in; caches, certificates and folders of results would be missed there, or lost."""
+    """Caches, certificates and folders of results would be missing in the container, or lost."""
     hub, seed, pem, _ = made(shell, "hub/x", "seed/x", "ca.pem", "nsys/x")
     env = {"HF_HOME": hub, "TRITON_CACHE_SEED": seed, "SSL_CERT_FILE": pem}
     env["NSYS_OUTPUT"] = f"{shell.folder}/nsys/of_%q{{RANK}}"
@@ -125,7 +125,7 @@ def test_what_variables_name(shell: Shell) -> None:
 
 
 def test_the_folder_that_keeps_kernels_is_made(shell: Shell) -> None:
-    """As only what is there is mounted; with mounts of one's own it may be a path within them."""
+    """Only existing paths are mounted; with the user's own MOUNTS it may lie inside one of them."""
     folder = shell.folder / "new" / "kernels"
     assert mounted(shell, TRITON_CACHE_SAVE=str(folder), MOUNTS="") == []
     assert not folder.exists()
@@ -136,13 +136,13 @@ def test_the_folder_that_keeps_kernels_is_made(shell: Shell) -> None:
 
 
 def test_relative_paths_are_those_of_the_folder_of_sbatch(shell: Shell) -> None:
-    """In the container a relative one would begin in another folder, and go with it."""
+    """In the container, a relative path would start at another folder, and vanish with it."""
     shell.program("sqshforge")
     for name in ("hub", "prof"):
         (shell.folder / name).mkdir()
     asked = {"HF_HOME": "hub", "TRITON_CACHE_SAVE": "kernels", "NSYS_OUTPUT": "prof/%h"}
     words = shell.srun(**asked, NEURON_COMPILE_CACHE_URL="s3://bucket/cache")
-    for name in ("TRITON_CACHE_SAVE", "NSYS_OUTPUT"):  # others are in srun's own environment
+    for name in ("TRITON_CACHE_SAVE", "NSYS_OUTPUT"):  # the others are in srun's own environment
         assert f"--env={name}={shell.folder}/{asked[name]}" in words
     assert "--env=NEURON_COMPILE_CACHE_URL=s3://bucket/cache" in words
     for name in ("hub", "kernels", "prof"):
@@ -171,7 +171,7 @@ def test_ones_own_data_are_seen_in_the_container(shell: Shell, data: str) -> Non
 
 
 def test_what_flags_name_is_seen_in_the_container(tmp_path: Path, root: Path) -> None:
-    """But for what the image has itself, and for what is not there."""
+    """Except for what the image has itself, and for what does not exist."""
     names = ("weights", "tokenizer.json", "held-out")
     for name in names:
         (tmp_path / name).touch()
@@ -196,7 +196,7 @@ def test_the_python_sources_of_a_trial_are_the_images(shell: Shell) -> None:
 
 
 def test_mounts_of_ones_own(shell: Shell) -> None:
-    """From the folder of sbatch; enroot refuses blanks, and has other words for read-only."""
+    """Relative to the folder of sbatch; enroot refuses blanks, and spells read-only differently."""
     for name in ("data", "a b\\c"):
         (shell.folder / name).mkdir()
     asked = {"MOUNTS": "data:/data,data,/tmp:/t:ro,a b\\c:/c d", "CHECKPOINTS": "mine"}
@@ -218,7 +218,7 @@ def test_mounts_of_ones_own(shell: Shell) -> None:
 
 
 def test_the_run_s_folder_in_a_mount(shell: Shell) -> None:
-    """It is not mounted twice, but below one that cannot be written to."""
+    """It is not mounted a second time, unless the mount around it is read-only."""
     shell.program("sqshforge")
     around = f"{shell.folder}:{shell.folder}"
     run = f"{shell.folder}/mine:{shell.folder}/mine"
@@ -228,6 +228,6 @@ def test_the_run_s_folder_in_a_mount(shell: Shell) -> None:
 
 
 def mounts_of(shell: Shell, **env: str) -> list[str]:
-    """What a launcher asks its runtime to mount."""
+    """Return what a launcher asks its runtime to mount."""
     words = shell.srun(**env)
     return [word.removeprefix("--mount=") for word in words if word.startswith("--mount=")]

@@ -1,4 +1,4 @@
-"""A request to stop a launcher, and how often a job is started again."""
+"""Requests to stop a launcher, and how often a job is started again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_request_to_stop_before_anything_runs(shell: Shell) -> None:
 
 @pytest.mark.parametrize("asked", ["CHECK_MEANWHILE", "MEANWHILE"])
 def test_a_request_to_stop_at_every_start(shell: Shell, asked: str) -> None:
-    """As where the time limit is shorter than the time between the request and the limit."""
+    """It happens if the time limit is shorter than the lead time of the request to stop."""
     request = "kill -TERM $PPID; sleep 0.5"
     for starts in range(3):
         env = {asked: request, "SLURM_RESTART_COUNT": str(starts), "REQUEUES": "2"}
@@ -31,7 +31,7 @@ def test_a_request_to_stop_at_every_start(shell: Shell, asked: str) -> None:
     assert Path(f"{shell.called}.scontrol").read_text() == "requeue incomplete 7\n" * 2
 
 
-# A request to stop is written down for the nodes; nothing is signalled.
+# A request to stop is written to a file for the nodes; nothing is signaled.
 
 
 STOPPED = "kill -TERM $PPID; until [[ -s $CHECKPOINTS/.job-7.{starts}/stop ]]; do sleep 0.05; done"
@@ -39,7 +39,7 @@ STOPPED = "kill -TERM $PPID; until [[ -s $CHECKPOINTS/.job-7.{starts}/stop ]]; d
 
 @pytest.mark.parametrize("code", ["85", "1"])
 def test_a_request_to_stop(shell: Shell, code: str) -> None:
-    """It is requeued, also where it had no time to save, and however often it was before."""
+    """It is requeued, even without time to save, and however often it has been before."""
     got, said = shell.run(
         SRUN_CODE=code,
         SLURM_RESTART_COUNT="9",
@@ -51,7 +51,7 @@ def test_a_request_to_stop(shell: Shell, code: str) -> None:
 
 
 def test_a_request_to_stop_on_a_full_disk(shell: Shell) -> None:
-    """The ranks do not hear of it; Slurm ends them, and the job is requeued all the same."""
+    """The ranks do not learn of it; Slurm ends them, and the job is requeued nevertheless."""
     shell.program("sqshforge")
     full = "$CHECKPOINTS/.job-7.0/stop; /bin/ln -s /dev/full $CHECKPOINTS/.job-7.0/stop"
     code, said = shell.run(SRUN_CODE="137", MEANWHILE=f"rm {full}; kill -TERM $PPID; sleep 0.5")
@@ -61,7 +61,7 @@ def test_a_request_to_stop_on_a_full_disk(shell: Shell) -> None:
 
 
 def test_a_job_that_is_cancelled_is_not_requeued(shell: Shell) -> None:
-    """Slurm tells this script, too; the ranks may save, and that is all."""
+    """Slurm signals this script, too; the ranks may save, but that is all."""
     code, said = shell.run(
         SRUN_CODE="85", JOB_STATE="COMPLETING", MEANWHILE=STOPPED.format(starts=0)
     )
@@ -74,12 +74,12 @@ def test_done_before_it_could_stop(shell: Shell) -> None:
     assert code == 0 and said.endswith("mamba_fsdp: done\n")
 
 
-# How a job ends, by the exit code of its nodes.
+# How a job ends, depending on the exit code of its nodes.
 
 
 @pytest.mark.parametrize("failures", [1, 3, 9])
 def test_a_controller_that_does_not_requeue(shell: Shell, failures: int) -> None:
-    """One that is busy, or is started again, is asked for a minute."""
+    """A busy or restarting controller is asked again for a minute."""
     shell.program("sqshforge")
     shell.program("sleep", '#!/bin/bash\necho "sleep $1" >> "$CALLED.scontrol"\n')
     fails = f'mapfile -t asked < "$CALLED.scontrol"; ((${{#asked[@]}} > {2 * failures})) ;;'
@@ -105,7 +105,7 @@ def test_a_full_disk_of_logs_ends_nothing(shell: Shell) -> None:
     [
         ("1", {}, True),
         ("1", {"SLURM_RESTART_COUNT": "2"}, True),
-        ("1", {"SLURM_RESTART_COUNT": "30"}, True),  # of which no failure was the reason
+        ("1", {"SLURM_RESTART_COUNT": "30"}, True),  # none of them because of a failure
         ("137", {"REQUEUES": "0"}, False),
         ("85", {"SLURM_RESTART_COUNT": "50"}, True),
         ("2", {}, False),
@@ -123,7 +123,7 @@ def test_requeues(shell: Shell, code: str, env: dict[str, str], requeued: bool) 
 
 
 def test_failures_alone_count(shell: Shell) -> None:
-    """A long run is requeued at each time limit, and may fail as often as any other."""
+    """A long run is requeued at each time limit, but may fail no more often than any other."""
     shell.program("sqshforge")
     ends = ["1", "85", "85", "1", "85", "137", "85", "1"]
     found = [
@@ -136,7 +136,7 @@ def test_failures_alone_count(shell: Shell) -> None:
 
 
 def test_a_failure_that_cannot_be_noted_is_requeued(shell: Shell) -> None:
-    """As on a full disk; the file may have been made, and nothing written."""
+    """As on a full disk: the file may exist, but nothing was written to it."""
     shell.program("sqshforge")
     noted = shell.folder / "checkpoints" / "mamba_fsdp-trial" / "failures.7"
     noted.parent.mkdir(parents=True)
@@ -147,7 +147,7 @@ def test_a_failure_that_cannot_be_noted_is_requeued(shell: Shell) -> None:
 
 
 def test_an_image_that_cannot_be_staged(shell: Shell) -> None:
-    """A full disk, say, is tried again; what a person has to fix is not."""
+    """A full disk, for example, is tried again; what a person has to fix is not."""
     for code, end in (("1", "requeued"), ("3", "a person has to fix this; it is not tried again")):
         shell.program("sqshforge", f"#!/bin/bash\nexit {code}\n")
         got, said = shell.run(STAGE="/tmp")
@@ -172,7 +172,7 @@ def test_a_number_of_requeues_that_is_none(shell: Shell) -> None:
 
 
 def test_a_number_may_begin_with_zero(shell: Shell) -> None:
-    """To bash 08 is no octal number."""
+    """For bash, 08 is an invalid octal number."""
     shell.program("sqshforge")
     folder = shell.folder / "checkpoints" / "mamba_fsdp-trial"
     folder.mkdir(parents=True)
@@ -182,14 +182,14 @@ def test_a_number_may_begin_with_zero(shell: Shell) -> None:
 
 
 def test_bad_nodes_are_left_out_if_asked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the folder's name would be a pattern; at the end the list goes."""
+    """Even if the folder's name looks like a pattern; the list is removed at the end."""
     run = shell.run
     monkeypatch.setattr(shell, "run", lambda **env: run(CHECKPOINTS="run[1]", **env))
     shell.program("sqshforge")
     bad = shell.folder / "run[1]" / "bad-nodes.7.1"
     bad.parent.mkdir(parents=True)
     bad.write_text("node-1\nnode-2\n")
-    bad.with_name("bad-nodes.7.0").write_text("node-2\n")  # of the start before
+    bad.with_name("bad-nodes.7.0").write_text("node-2\n")  # of the previous start
     asked = Path(f"{shell.called}.scontrol")
     shell.run(SRUN_CODE="87")
     assert asked.read_text() == "requeue incomplete 7\n"

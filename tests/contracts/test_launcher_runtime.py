@@ -1,4 +1,4 @@
-"""A launcher on nodes that have no container runtime: it takes the one that the image carries."""
+"""A launcher on nodes without a container runtime uses the one that the image carries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def shell(tmp_path: Path, root: Path) -> Shell:
 
 @pytest.fixture
 def bare(shell: Shell) -> Shell:
-    """No runtime is installed, and the image carries one."""
+    """No runtime is installed, but the image carries one."""
     tree = shell.folder / "tree" / "sqshforge" / "launch"
     tree.mkdir(parents=True)
     (tree / "sqshforge-run.pyz").write_text("a runtime\n")
@@ -36,7 +36,7 @@ def copies(shell: Shell) -> list[str]:
 
 @pytest.mark.parametrize("runtime", ["", "sqshforge"])
 def test_the_runtime_of_the_image(bare: Shell, runtime: str) -> None:
-    """The words after it are those that an installed sqshforge gets."""
+    """It gets the same arguments as an installed sqshforge."""
     words = bare.srun(RUNTIME=runtime)
     run = bare.folder / "checkpoints" / "mamba_fsdp-trial"
     copy = f"{run}/.job-7.0/sqshforge-run.pyz"
@@ -56,7 +56,7 @@ def test_what_is_installed_comes_first(bare: Shell) -> None:
 
 
 def test_nothing_of_it_stays(bare: Shell) -> None:
-    """Neither of a job that fails, nor of a start before that was killed."""
+    """Neither from a job that fails, nor from an earlier start that was killed."""
     run = bare.folder / "checkpoints" / "mamba_fsdp-trial"
     run.mkdir(parents=True)
     for name in (".job-7.0", ".job-8.0"):

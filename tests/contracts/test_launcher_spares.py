@@ -1,4 +1,4 @@
-"""What a launcher does for a job with spare nodes, so that neither Slurm nor srun ends it."""
+"""How a launcher keeps both Slurm and srun from ending a job that has spare nodes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_end_of_one_node_does_not_end_the_step(shell: Shell) -> None:
 
 
 def test_a_job_that_may_shrink_outlives_its_nodes_too(shell: Shell) -> None:
-    """Down to the first, whose word is waited for though no other will end."""
+    """It shrinks down to the first node, whose report is awaited even if no other task ends."""
     meanwhile = """
         touch "$state/lost.node-2" "$state/lost.node-3"
         until mapfile -t calls < "$CALLED.scontrol" && ((${#calls[@]} == 2)); do sleep 0.1; done
@@ -87,7 +87,7 @@ def test_a_job_that_may_shrink_has_the_step_go_on(shell: Shell) -> None:
 
 
 def test_a_lost_node_is_taken_out_of_the_job(shell: Shell) -> None:
-    """Srun would wait for its task, and is ended with the others; the first one's code counts."""
+    """Its task keeps srun waiting, so srun is ended; the first node's code counts."""
     meanwhile = """
         touch "$state/lost.node-2"
         until [[ -s $CALLED.scontrol ]]; do sleep 0.1; done
@@ -103,7 +103,7 @@ def test_a_lost_node_is_taken_out_of_the_job(shell: Shell) -> None:
 
 
 def test_the_first_node_says_how_the_job_has_ended(shell: Shell) -> None:
-    """Another one's code may be that of a node that was lost, or gave its place away."""
+    """The code of srun may be that of a node that was lost, or that a spare has replaced."""
     asked = "echo 85 > $state/ended.0"
     code, said = shell.run(**THREE, MEANWHILE=asked, SRUN_CODE="137")
     assert code == 85 and "exit code 85: requeued" in said

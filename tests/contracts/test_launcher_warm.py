@@ -1,4 +1,4 @@
-"""What a launcher has its nodes read of an image beside its start."""
+"""What a launcher's nodes read ahead of an image while they start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shell(tmp_path: Path, root: Path) -> Shell:
 
 @pytest.fixture
 def image() -> Iterator[Path]:
-    """One whose second half is hot; on a disk, as in a tmpfs all is in memory."""
+    """An image whose second half is hot; it lies on a disk, as a tmpfs is always in memory."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         tree, path = Path(name, "tree"), Path(name, "a b.sqsh")
         tree.mkdir()
@@ -65,7 +65,7 @@ def functions(launcher: Path, *names: str) -> str:
 
 
 def warm(shell: Shell, image: Path, free: int = 64 * GIB) -> None:
-    """Call it as a node does that has so many bytes of memory free."""
+    """Call it as a node does that has `free` bytes of free memory."""
     script = functions(shell.launcher, "warm") + f'free_memory() {{ echo {free}; }}\nwarm "$1"\n'
     argv = ["bash", "-c", script, "warm", str(image)]
     subprocess.run(argv, env={"PATH": str(shell.programs)}, capture_output=True)
@@ -76,7 +76,7 @@ def test_the_range_and_no_more(shell: Shell, image: Path) -> None:
     assert in_memory(image, hot) < COLD
     warm(shell, image)
     assert in_memory(image, hot) == 1
-    assert page_cache.share(image, 0, hot.offset) < 0.6  # what the kernel reads ahead of the tail
+    assert page_cache.share(image, 0, hot.offset) < 0.6  # the kernel reads ahead of the tail
 
 
 def test_no_more_than_half_of_the_free_memory(shell: Shell, image: Path) -> None:
@@ -151,7 +151,7 @@ def test_memory_that_is_free(
 
 
 def start_enroot(shell: Shell, image: Path, **env: str) -> None:
-    """What a node does with the words that srun gets."""
+    """Run what a node does with the words that srun gets."""
     words = shell.srun(IMAGE=str(image))
     begin = next(n for n, word in enumerate(words) if word.endswith("/start_enroot"))
     page_cache.forget(image)
@@ -159,7 +159,7 @@ def start_enroot(shell: Shell, image: Path, **env: str) -> None:
     subprocess.run(
         ["bash", shell.state / "start_enroot", shell.state / "enroot.conf", *words[begin + 2 :]],
         env={**state, **env},
-        capture_output=True,  # until all that may write has closed them
+        capture_output=True,  # waits until everything that may write has closed them
         check=True,
     )
 
@@ -174,7 +174,7 @@ def test_under_enroot(shell: Shell, image: Path) -> None:
 
 
 def pyxis(shell: Shell, image: Path, **env: str) -> list[str]:
-    """The words of the step beside the start, which ends with the image."""
+    """Return the words of the step beside the start, the last of which is the image."""
     shown = Path(f"{shell.called}.warm")
     shown.unlink(missing_ok=True)
     words = shell.srun(RUNTIME="pyxis", IMAGE=str(image), **env)
@@ -199,14 +199,14 @@ def test_not_under_pyxis_where_that_is_off(shell: Shell, image: Path) -> None:
     noted(image)
     stack = shell.folder / "plugstack.conf"
     stack.write_text("required /usr/lib/slurm/spank_pyxis.so use_squashfuse=1\n")
-    # A step beside the start would have been seen by then.
+    # By then, a step beside the start would have been seen.
     env = {"PLUGSTACK": str(stack), "MEANWHILE": "sleep 1"}
     shell.srun(RUNTIME="pyxis", IMAGE=str(image), WARM="0", **env)
     assert not Path(f"{shell.called}.warm").exists()
 
 
 def test_not_under_pyxis_that_unpacks_it(shell: Shell) -> None:
-    """All of the file is read then, from front to back."""
+    """In that case pyxis reads all of the file, from front to back."""
     shell.program(
         "unsquashfs",
         "#!/bin/bash\necho '-rw-r--r-- root/root 1234 2026-01-01 00:00 root/x'\n",

@@ -1,7 +1,7 @@
 """What each launcher makes of its environment: the `srun` line, for each container runtime.
 
-The script runs as it stands, under bash, with programs in front of Slurm's that write down how
-they were called; tests/cluster/test_launchers.py runs it on a real Slurm.
+The unchanged script runs under bash, with stand-ins for Slurm's programs that record their calls;
+tests/cluster/test_launchers.py runs it on a real Slurm.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LAUNCHERS = (
     "mixtral_fsdp",
 )
 MODULES = {"mixtral_fsdp": "training.llama_fsdp"}
-"""What a launcher starts where that is not the entry point of its own name."""
+"""What a launcher starts, if not the entry point of its own name."""
 NODES = dict(zip(LAUNCHERS, (4, 8, 4, 1, 4, 16), strict=True))
 LOCAL_DATA = ("mamba_fsdp", "mamba2_neuron")
-"""Those whose default is a folder, which is not here."""
+"""Launchers whose default data is a folder, which does not exist here."""
 NOT_SETTINGS = ("SLURM_", "BASH", "XDG_DATA_", "ENROOT_", "SQSHFORGE_")
-"""How variables begin that are Slurm's, the shell's, enroot's and our own."""
+"""Prefixes of variables that belong to Slurm, the shell, enroot and sqshforge."""
 GOLDEN = Path(__file__).parents[1] / "golden" / "srun"
 
 
@@ -102,7 +102,7 @@ def test_its_variables_are_in_the_table(launcher: Path) -> None:
     assert not {name for name in settings if f"`{name}`" not in table}
 
 
-# What each launcher calls, as golden files: a word a line, FOLDER and BIN in the place of ours.
+# What each launcher calls, as golden files: one word per line, with FOLDER and BIN for our paths.
 
 
 CALLS = (
@@ -130,11 +130,11 @@ def call(shell: Shell, runtime: str, trial: str) -> str:
 def test_srun(name: str, runtime: str, trial: str, tmp_path: Path, root: Path) -> None:
     said = call(Shell(tmp_path, root / "launch" / f"{name}.sbatch"), runtime, trial)
     assert said == golden(name, runtime, trial).read_text()
-    assert "secret" not in said  # a command line is seen by every user of a machine
+    assert "secret" not in said  # every user of a machine can see command lines
 
 
 def test_the_flags_are_those_of_its_entry_point(any_shell: Shell) -> None:
-    """The entry point reads them, but for data that is not here."""
+    """The entry point accepts them, except for data that is not here."""
     any_shell.program("sqshforge")
     entry_point = importlib.import_module(
         MODULES.get(any_shell.launcher.stem, f"training.{any_shell.launcher.stem}")
@@ -157,18 +157,18 @@ def test_own_runtime_of_the_checkout(shell: Shell) -> None:
 
 
 def test_the_host_s_python_is_not_the_image_s(shell: Shell) -> None:
-    """A module system's PYTHONHOME would keep the image's Python from starting."""
+    """A PYTHONHOME set by a module system would keep the image's Python from starting."""
     shell.program("sqshforge")
     shell.srun(PYTHONHOME="/apps/python", MEANWHILE="echo ${PYTHONHOME-none} > $CHECKPOINTS/seen")
     assert (shell.folder / "checkpoints/mamba_fsdp-trial/seen").read_text() == "none\n"
 
 
 SAVES_TO = ("save_ckpt_path", "checkpoint_dir")
-"""What entry points call the flag of their run's folder, beside its aliases."""
+"""The names of entry points' flags for the run's folder, without its aliases."""
 
 
 def saving_flags(launcher: str) -> list[str]:
-    """Each spelling of the flag of the run's folder, as a launcher's entry point takes it."""
+    """Return each spelling of the run's folder's flag that a launcher's entry point accepts."""
     if launcher == "mamba_composer":
         return ["trainer.save_folder"]
     module = importlib.import_module(MODULES.get(launcher, f"training.{launcher}"))
@@ -176,7 +176,7 @@ def saving_flags(launcher: str) -> list[str]:
 
 
 def test_the_folder_that_a_flag_names_is_the_runs(any_shell: Shell) -> None:
-    """It is made, and the container sees it: what is saved there outlives the container."""
+    """It is created and mounted, so what is saved there outlives the container."""
     any_shell.program("sqshforge")
     name = any_shell.launcher.stem
     below = "/tagged" if name == "mamba2_neuron" else ""
@@ -212,7 +212,7 @@ def test_a_working_copy_over_that_of_the_image(shell: Shell) -> None:
 
 
 def enroot_words(shell: Shell, **env: str) -> list[str]:
-    """The words that enroot gets on a node, whose srun has set variables there."""
+    """Return the words that enroot gets on a node, where srun has set these variables."""
     shell.enroot()
     words = shell.srun()
     begin = next(n for n, word in enumerate(words) if word.endswith("/start_enroot"))
@@ -228,7 +228,7 @@ def enroot_words(shell: Shell, **env: str) -> list[str]:
 
 
 def test_secrets_are_enroots_by_name(shell: Shell) -> None:
-    """It passes nothing that is not passed to it; the others pass the host's variables on."""
+    """Enroot passes on only named variables; the other runtimes pass on all of the host's."""
     words = enroot_words(shell, HF_TOKEN="hidden", WANDB_API_KEY="hidden", PYTHONPATH="/x")
     assert {"--env=HF_TOKEN", "--env=WANDB_API_KEY"} <= set(words)
     assert not any("hidden" in word or "PYTHONPATH" in word for word in words)
@@ -237,7 +237,7 @@ def test_secrets_are_enroots_by_name(shell: Shell) -> None:
 def test_enroot_is_given_what_slurm_says_on_the_node(shell: Shell) -> None:
     words = enroot_words(shell, SLURM_NODEID="1", SLURM_STEP_NUM_NODES="2", NCCL_X="a\nb")
     assert {"--env=SLURM_NODEID", "--env=SLURM_STEP_NUM_NODES"} <= set(words)
-    assert "--env=NCCL_X" not in words  # it would be two variables
+    assert "--env=NCCL_X" not in words  # with its newline it would become two variables
 
 
 def test_auto_resume_where_it_exists(shell: Shell) -> None:
@@ -277,7 +277,7 @@ def test_flags_after_two_dashes(shell: Shell) -> None:
 
 
 def test_without_data_it_says_how_to_go_on(shell: Shell) -> None:
-    """It trains nothing else instead, with a model that was asked for least of all."""
+    """It must not train anything else instead, and certainly not another model."""
     shell.program("sqshforge")
     build = shell.image.parent
     for asked in ({}, {"MODEL": "state-spaces/mamba-130m"}, {"IMAGE": "my image.sqsh"}):
@@ -291,7 +291,7 @@ def test_without_data_it_says_how_to_go_on(shell: Shell) -> None:
     shell.image.rename(build / "cuda13-mamba.sqsh")
     assert "run build/cuda13-mamba.sqsh --" in shell.run(TRIAL="")[1]
     (build / "cuda13-mamba.sqsh").rename(shell.folder / "elsewhere")
-    _, said = shell.run(TRIAL="")  # the first is to be made
+    _, said = shell.run(TRIAL="")  # the first run reports that it creates the folder
     make = "make sqsh TARGET=cuda-mamba && sqshforge run build/cuda-mamba.sqsh --mount="
     assert f"fix: {make}" in said
     (shell.folder / "elsewhere").rename(shell.image)
@@ -303,7 +303,7 @@ def test_without_data_it_says_how_to_go_on(shell: Shell) -> None:
 
 
 def test_a_trial_has_a_folder_of_its_own(any_shell: Shell) -> None:
-    """The run that comes after it has another model, and would be refused that folder."""
+    """The next run has another model, and would not be allowed to use the trial's folder."""
     any_shell.program("sqshforge")
     folders = {}
     for trial in ("1", "0", ""):
@@ -318,7 +318,7 @@ def test_a_trial_has_a_folder_of_its_own(any_shell: Shell) -> None:
 
 
 def test_enroot_is_given_gpus_only_where_slurm_gave_some(shell: Shell) -> None:
-    """`--env` of a variable that is not set makes it empty, and then CUDA sees no GPU."""
+    """`--env` makes an unset variable empty, and then CUDA sees no GPU."""
     assert "--env=CUDA_VISIBLE_DEVICES" not in enroot_words(shell)
     assert "--env=CUDA_VISIBLE_DEVICES" in enroot_words(shell, CUDA_VISIBLE_DEVICES="0,1")
 

@@ -1,4 +1,4 @@
-"""Every link of a page leads to a file that is there, and to a heading that it has."""
+"""Every link of a page leads to a file that exists, and to a heading in it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def text_of(page: Path) -> str:
-    """A page without its code, in which a bracket is no link."""
+    """Return a page without its code, where a bracket is not a link."""
     return re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """What a page's headings are called in links, as GitHub makes it of their words."""
+    """Return the anchors of a page's headings, as GitHub derives them from the words."""
     found = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     words = (re.sub(r"[^\w\- ]", "", one.lower()) for one in found)
     return {one.replace(" ", "-") for one in words}

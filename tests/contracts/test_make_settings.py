@@ -1,4 +1,4 @@
-"""What a user gives to make reaches sqshforge word by word, and no shell reads it before."""
+"""What a user passes to make reaches sqshforge unchanged, without any shell interpreting it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_each_word_of_set_is_one_setting(target: str, root: Path, tmp_path: Path
     done = Programs().attempt(
         ["make", target, f"SET={' '.join(settings)}"],
         cwd=tmp_path,
-        env={"MAKEFLAGS": "", "MAKELEVEL": "0"},  # of a make that runs the tests
+        env={"MAKEFLAGS": "", "MAKELEVEL": "0"},  # set by a make that runs the tests
     )
     assert done.code == 0, done.err
     words = [word for one in settings for word in ("--set", one)]

@@ -1,4 +1,4 @@
-"""`make try`: the working tree trains, without an image."""
+"""`make try` trains the working tree, without an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/start/own-data.md by copy and paste: from texts with splits to a trained model's words."""
+"""docs/start/own-data.md by copy and paste: from texts with splits to text from a trained model."""
 
 from __future__ import annotations
 

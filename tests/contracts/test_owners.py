@@ -1,4 +1,4 @@
-"""One checkout and two users: it works, or says whose files are in the way."""
+"""One checkout and two users: it works, or the error says whose files are in the way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_docker", "stora
 
 @pytest.fixture
 def checkout(user: User) -> Iterator[Path]:
-    """A checkout of the user's, a git repository, whose image is built in seconds."""
+    """The user's checkout, a git repository, whose image is built in seconds."""
     root = checkouts.copy(user.home / "checkout", "")
     user.take(root)
     git = "git init -q && git add -A && git -c user.name=u -c user.email=u@x commit -qm one"
@@ -56,13 +56,13 @@ def test_root_builds_in_a_user_s_checkout_and_is_in_that_user_s_way_after_it(
     done = subprocess.run(
         sqshforge("build", checkouts.TARGET, "--engine", "buildah"),
         cwd=checkout,
-        env={**os.environ, "HOME": str(tmp_path)},  # where git has whom it trusts
+        env={**os.environ, "HOME": str(tmp_path)},  # where git keeps the owners that it trusts
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    # Git does not read what another user owns, so the image does not claim a commit.
+    # Git refuses to read another user's repository, so the image must not claim a commit.
     record = checkout / "build" / checkouts.TARGET / "context/payload/meta/provenance.json"
     assert json.loads(record.read_text())["commit"] == "unknown"
     (fix,) = [line.strip() for line in done.stderr.splitlines() if "safe.directory" in line]
@@ -74,10 +74,10 @@ def test_root_builds_in_a_user_s_checkout_and_is_in_that_user_s_way_after_it(
     assert error.startswith(f"error: {checkout}/build/")
     assert error.endswith(f" belongs to root, and {NAME} cannot write there")
     assert fix.startswith(f"  fix:   sudo chown -R {NAME} {checkout}/build ")
-    owner = str(user.home.stat().st_uid)  # root does not know the user by its name here
+    owner = str(user.home.stat().st_uid)  # root does not know the user's name here
     words = shlex.split(fix.partition("sudo ")[2].partition("  (")[0])
     subprocess.run([owner if word == NAME else word for word in words], check=True)
-    # It goes on, to what was asked for in vain.
+    # Now it gets as far as checking the arguments.
     after = as_user(user, checkout, *sqshforge("build", checkouts.TARGET, "--engine", "none"))
     assert (after.returncode, "unknown engine 'none'" in after.stderr) == (2, True)
 
@@ -100,7 +100,7 @@ def test_a_user_in_root_s_checkout_is_reported(user: User, checkout: Path) -> No
 def test_a_file_of_the_checkout_that_root_has_written_is_reported(
     user: User, checkout: Path
 ) -> None:
-    """Anywhere, not only in build/: here the lock."""
+    """Any file counts, not only those in build/: here it is the lock."""
     locks = checkout / "recipes/locks"
     os.chown(locks / f"{checkouts.TARGET}.lock", 0, 0)
     (locks / f"{checkouts.TARGET}.lock").chmod(0o600)

@@ -1,4 +1,4 @@
-"""Every command that a page has its reader type is one that the programs take; nothing is run."""
+"""The programs accept every command that a page has its reader type; nothing is run."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ NOT_OURS = {
     *("aws", "buildah", "docker", "mkdir", "pip", "rsync", "skopeo", "ssh", "uv", "zstd"),
     *("neuron_parallel_compile", "nsys", "srun"),
 }
-"""Programs whose words nobody checks here; a name that is in no list fails."""
+"""Programs whose arguments are not checked; an unknown program fails the test."""
 
 PLACEHOLDERS = {"N": "2", "PRESET": "mamba-tiny", "FILE": "configs/mamba_fsdp.yaml"}
-"""What stands for a value of the reader's own, where a program looks at the value."""
+"""Values for placeholders whose value a program checks."""
 LEFT_OPEN = {"...", "FLAGS", "FLAGS..."}
-"""Words for what may follow."""
+"""Words that stand for arbitrary further arguments."""
 
 COMPLETION = "_SQSHFORGE_COMPLETE"
-"""The variable by which click asks a program of this name for its completion."""
+"""The variable with which click asks a program of this name for its completion."""
 
 META = {Path(PROVENANCE).name, "lock.json", "recipe.yaml", "sbom.spdx.json"}
-"""What docs/images/provenance.md has in an image's /sqshforge/meta."""
+"""The files in an image's /sqshforge/meta according to docs/images/provenance.md."""
 
 
 @pytest.fixture(autouse=True)
 def in_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths on a page are those of a checkout; the log of an entry point stays as it is."""
+    """Run in the checkout, which paths on a page are relative to, as a rank that logs nothing."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("RANK", "1")
 
@@ -105,7 +105,7 @@ def _check(typed: Sequence[Block]) -> None:
 
 
 def _filled(word: str) -> str:
-    word = word.replace("$PWD", str(Path.cwd()))  # as a shell does; ours refuse it
+    word = word.replace("$PWD", str(Path.cwd()))  # as a shell does; our programs refuse it
     return re.sub(r"(?<![\w.])[A-Z]+$", lambda one: PLACEHOLDERS.get(one[0], one[0]), word)
 
 
@@ -121,7 +121,7 @@ def _sqshforge(command: Command, words: Sequence[str]) -> None:
 
 
 def _is_target(name: str, command: Command) -> None:
-    """One of ours, or one that the page itself has the reader write."""
+    """Check that a target is ours, or one that the page itself has the reader write."""
     page = (ROOT / command.where.partition(":")[0]).read_text()
     theirs = re.findall(r"^target: ([\w-]+)$", page, re.MULTILINE)
     assert name in {*recipe.targets(ROOT / "recipes"), *theirs}, f"{command}: no such target"
@@ -149,16 +149,16 @@ def _python(command: Command, words: Sequence[str]) -> None:
         at = words.index("-m") + 1
         _module(command, words[at], words[at + 1 :])
     elif words[0].endswith(zipapp.NAME):
-        parsed(cli, ["run", *words[1:]])  # it takes what `sqshforge run` does
+        parsed(cli, ["run", *words[1:]])  # it accepts what `sqshforge run` does
     else:
         assert words[0] in ("-", "-c"), command
 
 
 def _module(command: Command, module: str, words: Sequence[str]) -> None:
-    """Entry points read all their words; of other programs the flags are in their help."""
+    """Entry points parse all their words; for other programs, the help must list the flags."""
     entry = ENTRIES.get(module.removeprefix("training.").replace("_", "-"))
     if entry is not None:
-        if command.words[0] == "sbatch":  # the launcher has more to say
+        if command.words[0] == "sbatch":  # the launcher adds more flags
             parse(entry.flags, words, program="", about="")
         else:
             entry.configure([*entry.least.split(), *words])
@@ -172,11 +172,11 @@ def _module(command: Command, module: str, words: Sequence[str]) -> None:
 
 @cache
 def _flags(module: str) -> set[str]:
-    """The flags in a program's help."""
+    """Return the flags in a program's help."""
     assert importlib.util.find_spec(module), f"no module {module}"
     said = io.StringIO()
     with redirect_stdout(said), pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the module is loaded already
+        warnings.simplefilter("ignore")  # that the module is already loaded
         patch.setattr("sys.argv", [module, "--help"])
         with pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__")
@@ -197,7 +197,7 @@ def _sbatch(command: Command, words: Sequence[str]) -> None:
 
 
 def _are_read(command: Command, launcher: str = "") -> None:
-    """Each variable is passed into containers, or read by the launcher, or else by the toolkit."""
+    """Check that each variable is passed into containers, or read by the launcher or toolkit."""
     patterns = [pattern for one in PASSED for pattern in one.patterns]
     for name in command.variables:
         is_passed = any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,4 +1,4 @@
-"""A page of the documentation is short enough to be read; what programs write may be longer."""
+"""Pages of the documentation are short enough to be read; generated ones may be longer."""
 
 from __future__ import annotations
 

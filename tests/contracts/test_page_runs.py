@@ -1,7 +1,7 @@
-"""The pages whose commands can run here, by copy and paste: block after block, in order.
+"""Pages whose commands can run here, by copy and paste: block after block, in order.
 
-docs/start/own-data.md, README's quickstart and its one file have tests of their own
-(test_own_data.py, tests/toolkit/cli/test_quickstart.py, tests/cluster/test_one_file.py).
+docs/start/own-data.md, README's quickstart and its one file have their own tests (test_own_data.py,
+tests/toolkit/cli/test_quickstart.py, tests/cluster/test_one_file.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEFT_OUT = {
     "NSYS=1 sbatch ": "takes a cluster",
     ".venv/bin/python -m benchmarks.": "takes minutes",
 }
-"""Blocks that are not run here, by how they begin: test_page_commands.py reads them."""
+"""Blocks that are not run here, by how they begin; test_page_commands.py checks them."""
 
 REHEARSED = {
     ".venv/bin/pytest ": ".venv/bin/pytest --collect-only -q ",
@@ -34,11 +34,11 @@ REHEARSED = {
     "run.my_setting": "run.num_steps",
     "--config FILE model.name=PRESET": "--help",
 }
-"""What stands in the place of what a developer has, or waits for."""
+"""Replacements for what only a developer has, or what takes too long."""
 
 
 def run(page: str, folder: Path, activated: Shell) -> list[str]:
-    """Type a page's blocks; what each of them printed."""
+    """Type a page's blocks; returns what each of them printed."""
     typed = [
         block.text for block in blocks(page, TYPED) if not block.text.startswith(tuple(LEFT_OUT))
     ]
@@ -85,7 +85,7 @@ def test_a_node_is_rehearsed(project: Path, activated: Shell) -> None:
 
 
 def test_a_model_is_trained_converted_and_writes(project: Path, activated: Shell) -> None:
-    """docs/training/models.md goes on with the run that training.md begins with."""
+    """docs/training/models.md continues with the run that training.md begins with."""
     (trained,) = run("docs/training/training.md", project, activated)
     assert "step 100/100" in trained
     _, written = run("docs/training/models.md", project, activated)
@@ -107,7 +107,7 @@ def test_a_file_is_sent_as_what_differs(tmp_path: Path, activated: Shell) -> Non
     (tmp_path / "FILE.sqsh").write_bytes(now)
     _, here, there = (block.text for block in blocks("docs/background/delta.md", TYPED))
     type_in(here, tmp_path, activated)
-    (tmp_path / "FILE.sqsh").unlink()  # the other end has the earlier one and the patch
+    (tmp_path / "FILE.sqsh").unlink()  # the other end has only the earlier file and the patch
     type_in(there, tmp_path, activated)
     assert (tmp_path / "FILE.sqsh").read_bytes() == now
     assert (tmp_path / "FILE.patch").stat().st_size < len(now) / 100
@@ -127,7 +127,7 @@ def test_the_tab_key_is_set_up(tmp_path: Path, activated: Shell) -> None:
     ],
 )
 def test_a_developer_s_commands_name_what_is_there(page: str, activated: Shell) -> None:
-    """Targets of make are looked up, and tests collected."""
+    """Targets of make are looked up, and tests are collected."""
     for block in blocks(page, TYPED):
         text = block.text
         for written, typed in REHEARSED.items():

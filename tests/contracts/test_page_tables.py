@@ -1,4 +1,4 @@
-"""Tables that heavy tests write into the docs: what was not run keeps what it had."""
+"""Tables that heavy tests write into the docs: what was not run keeps its earlier content."""
 
 from __future__ import annotations
 

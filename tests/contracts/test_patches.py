@@ -1,4 +1,4 @@
-"""Our patches of source distributions, tried on the real ones with a stand-in of torch and nvcc."""
+"""Our patches of source distributions, tried on the real ones with stand-ins for torch and nvcc."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.processes
 
 PATCHES = ROOT / "patches"
-WHEELS = {"triton-2.2.0"}  # has no source distribution: test_triton_cache.py tries its patches
+WHEELS = {"triton-2.2.0"}  # it has no source distribution: test_triton_cache.py tries its patches
 FOLDERS = sorted(folder.name for folder in PATCHES.iterdir() if folder.name not in WHEELS)
-NEWEST = "13.0"  # of CUDA: with it, setup.py compiles for all that it knows
-# What setup.py asks of torch, and the compiler whose version it asks for.
+NEWEST = "13.0"  # of CUDA: with it, setup.py compiles for every architecture that it knows
+# What setup.py needs of torch, and the compiler whose version it asks for.
 STUB = {
     "torch/__init__.py": "from torch import version\n__version__ = '2.9.0'\n",
     "torch/version.py": f"cuda, hip = '{NEWEST}', None\n",
@@ -34,7 +34,7 @@ CUDA_HOME = str(Path(__file__).parents[2])
 """,
     "bin/nvcc": '#!/bin/sh\necho "Cuda compilation tools, release $RELEASE, V$RELEASE.1"\n',
 }
-# What setup.py would have nvcc be called with, as the last line.
+# Prints the arguments that setup.py would pass to nvcc, as the last line.
 RECORD = """
 import json, runpy, setuptools
 def setup(ext_modules, **others):
@@ -46,7 +46,7 @@ runpy.run_path("setup.py")
 
 @pytest.fixture(scope="session")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder for PYTHONPATH: no build machine of ours has CUDA, and setup.py needs no more."""
+    """The folder for PYTHONPATH: our build machines have no CUDA, and setup.py needs no more."""
     folder = tmp_path_factory.mktemp("stub")
     for name, text in STUB.items():
         path = folder / name
@@ -58,17 +58,17 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", params=FOLDERS)
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a folder of patches, each in turn: NAME-VERSION."""
+    """Each folder of patches in turn: NAME-VERSION."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def source(name: str, stub: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution as it is, unpacked."""
+    """The unpacked source distribution, unchanged."""
     folder = tmp_path_factory.mktemp(name)
     argv: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     argv += ["--no-binary=:all:", "--no-build-isolation", "--dest", folder]
-    # pip asks setup.py for the metadata, and that is not to look for prebuilt wheels or compilers.
+    # pip asks setup.py for metadata, which must not make it look for prebuilt wheels or compilers.
     skip = {"CAUSAL_CONV1D_SKIP_CUDA_BUILD": "TRUE", "MAMBA_SKIP_CUDA_BUILD": "TRUE"}
     env = {**skip, "PYTHONPATH": str(stub)}
     Programs().capture([*argv, "==".join(name.rsplit("-", 1))], env=env)
@@ -80,7 +80,7 @@ def source(name: str, stub: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def patched(source: Path, patch: Path, place: Path) -> tuple[Path, str]:
-    """A copy with the patch, and what the program said of it."""
+    """Copy the source and apply the patch; returns the copy and patch's output."""
     shutil.copytree(source, place, copy_function=os.link)
     argv: list[str | Path] = ["patch", "--fuzz=0", "--strip=1", "--directory", place]
     return place, Programs().capture([*argv, "--input", patch])
@@ -88,7 +88,7 @@ def patched(source: Path, patch: Path, place: Path) -> tuple[Path, str]:
 
 @pytest.fixture(scope="session")
 def ours(name: str, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution with the patch of its architectures."""
+    """The source distribution with the patch for its architectures."""
     place = tmp_path_factory.mktemp(name) / "patched"
     return patched(source, PATCHES / name / "architectures.patch", place)[0]
 
@@ -98,7 +98,7 @@ def test_a_patch_says_what_it_makes_of_what(name: str, source: Path, tmp_path: P
         header, _, change = patch.read_text().partition("\n--- a/")
         file = change.splitlines()[0]
         place, said = patched(source, patch, tmp_path / patch.stem)
-        assert said == f"patching file {file}\n"  # where it was made, and with no line shifted
+        assert said == f"patching file {file}\n"  # the patch fits without fuzz or offset
         shown = re.findall(r"^(?:Before|After): ([0-9a-f]{64})$", header, re.MULTILINE)
         made = [(tree / file).read_bytes() for tree in (source, place)]
         assert shown == [hashlib.sha256(content).hexdigest() for content in made]
@@ -117,7 +117,7 @@ def run(tree: Path, stub: Path, asked: str | None, release: str = NEWEST) -> Res
 
 
 def flags(tree: Path, stub: Path, asked: str | None = None, release: str = NEWEST) -> list[str]:
-    """What nvcc would be called with."""
+    """Return the arguments that nvcc would be called with."""
     result = run(tree, stub, asked, release)
     assert result.code == 0, result.err
     (words,) = json.loads(result.out.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""What runs before a commit is what `make lint` runs."""
+"""The checks before a commit are those of `make lint`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/develop/promises.md: every test and benchmark that the page names is there."""
+"""docs/develop/promises.md: every test and benchmark that the page names exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/ is what the code says; where it differs: make reference."""
+"""docs/reference/ agrees with the code; if it does not: make reference."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""setup.sh: which packages, by whose right, on which system; and what an interruption leaves.
+"""setup.sh: which packages, with whose rights, on which system; and what an interruption leaves.
 
-Programs and package managers are stand-ins that note their calls; the virtual environments are
-real, of a project that takes nothing from elsewhere.
+Programs and package managers are stand-ins that record their calls; the virtual environments are
+real ones, of a project that needs nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_without_root_and_sudo_it_goes_on_where_the_packages_are(machine: Machin
 
 
 def test_the_environment_for_editing_takes_no_packages(machine: Machine) -> None:
-    """Nor any right to install some; what comes later for the tests finds it made."""
+    """It also needs no right to install any; a later set-up for the tests builds on it."""
     machine.has_apt([])
     done = machine.run(user=True, goal="dev")
     assert done.returncode == 0, done.stderr
@@ -65,7 +65,7 @@ def test_what_only_ordinary_users_need_is_noted_and_not_asked_for(machine: Machi
         "user",
         "note: fuse-overlayfs is missing, which is needed for running one on Linux before 6.6",
     ]
-    assert machine.run(user=True).stderr == ""  # reported once
+    assert machine.run(user=True).stderr == ""  # reported only once
 
 
 def test_sudo_is_used_for_packages_alone(machine: Machine) -> None:
@@ -150,7 +150,7 @@ def test_without_apt_get_the_packages_of_dnf_are_named_in_a_line(
 
 
 def test_without_apt_get_it_goes_on_where_the_tools_are(machine: Machine) -> None:
-    machine.has("dnf", "mksquashfs", "newuidmap")  # Amazon Linux 2023, at its best
+    machine.has("dnf", "mksquashfs", "newuidmap")  # Amazon Linux 2023, with all that it offers
     machine.has_program("docker", "#!/bin/sh\necho Docker version 25.0.8, build 0bab007\n")
     done = machine.run(user=True, system="amzn")
     assert done.returncode == 0 and machine.is_set_up, done.stderr
@@ -158,7 +158,7 @@ def test_without_apt_get_it_goes_on_where_the_tools_are(machine: Machine) -> Non
     assert shown == ["buildah", "mmdebstrap", "squashfuse", "fuse-overlayfs"]
 
 
-# A docker whose client alone answers.
+# A docker of which only the client answers.
 DOCKER = """#!/bin/sh
 case $1 in
 --version) echo Docker version 25.0.8, build 0bab007 ;;
@@ -228,7 +228,7 @@ def test_a_newer_python_beside_an_old_one_is_taken(machine: Machine) -> None:
 
 
 def killed(machine: Machine, reached: Path, strike: int) -> None:
-    """End a set-up, and all that it started, once it has come to a point."""
+    """Kill a set-up, with everything that it started, once it has reached a point."""
     (machine.checkout / "hold").touch()
     mark = {"SQSHFORGE_TEST_SETUP": str(machine.place)}
     argv = machine.argv(user=True)
@@ -239,10 +239,10 @@ def killed(machine: Machine, reached: Path, strike: int) -> None:
         try:
             assert containers.until(reached.exists)
             if strike == 9:
-                processes.kill([process.pid])  # and what it started goes on
+                processes.kill([process.pid])  # what it started continues
             else:
                 below = processes.descendants(process.pid)
-                processes.kill([process.pid, *below], strike)  # Ctrl-C reaches them all
+                processes.kill([process.pid, *below], strike)  # Ctrl-C reaches all of them
             process.wait(timeout=300)
         finally:
             (machine.checkout / "hold").unlink()
@@ -262,7 +262,7 @@ def test_what_was_interrupted_is_made_anew(machine: Machine, point: str, strike:
     half.touch()
     done = machine.run(user=True)
     assert done.returncode == 0 and machine.is_set_up, done.stdout + done.stderr
-    assert not half.exists() or "waiting" in done.stdout  # the killed one's pip had made it whole
+    assert not half.exists() or "waiting" in done.stdout  # the killed one's pip had completed it
 
 
 def test_an_environment_that_is_only_old_is_brought_up_to_date(machine: Machine) -> None:
@@ -287,7 +287,7 @@ def test_root_s_environment_serves_a_user_until_it_must_change(machine: Machine)
     error, fix = done.stderr.splitlines()
     assert error == f"error: {machine.checkout}/.venv belongs to root, not to nobody"
     assert fix == f"  fix:   sudo chown -R nobody '{machine.checkout}'"
-    subprocess.run(shlex.split(fix.partition("sudo ")[2]), check=True)  # it is what makes it go on
+    subprocess.run(shlex.split(fix.partition("sudo ")[2]), check=True)  # the fix must work
     assert machine.run(user=True).returncode == 0 and machine.is_set_up
 
 
@@ -311,7 +311,7 @@ def test_a_checkout_of_another_user_is_reported(machine: Machine) -> None:
     )
 
 
-# As over NFS, where what is open for reading alone takes no lock that excludes others.
+# As over NFS, where a file opened only for reading cannot be locked exclusively.
 NFS_FLOCK = """#!/bin/sh
 case $(grep flags: /proc/self/fdinfo/9) in
 *2) exec {flock} "$@" ;;
@@ -373,7 +373,7 @@ def test_files_of_another_user_in_a_checkout_that_is_writable(machine: Machine) 
 
 
 def test_the_real_set_up_of_an_ordinary_user_without_sudo(user: User) -> None:
-    """Packages are there: it takes Python's alone, and the command is there afterwards."""
+    """The system packages exist: it needs only Python's, and then has the command."""
     clone = user.take(checkouts.bare(user.home / "clone"))
     script = "./setup.sh quickstart && .venv/bin/sqshforge targets && ./setup.sh quickstart"
     done = subprocess.run(
@@ -389,4 +389,4 @@ def test_the_real_set_up_of_an_ordinary_user_without_sudo(user: User) -> None:
     assert done.stdout.splitlines()[0] == "making .venv"
     assert re.search(r"^cpu-mamba +Mamba pre-training on CPU", done.stdout, re.MULTILINE)
     (by,) = clone.glob(".venv/lib/*/site-packages/jinja2-*.dist-info/INSTALLER")
-    assert by.read_text() == "uv"  # in half of pip's time
+    assert by.read_text() == "uv"  # which takes half of pip's time

@@ -1,4 +1,4 @@
-"""setup.sh where a checkout was copied, moved or linked, and where it cannot be written to."""
+"""setup.sh in a checkout that was copied, moved or linked, or that cannot be written to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(name="made")
 def made_fixture(machine: Machine) -> Machine:
-    """One that is set up."""
+    """A machine that is set up."""
     machine.has_apt([])
     machine.has(*ALL)
     done = machine.run(user=True)
@@ -25,7 +25,7 @@ def made_fixture(machine: Machine) -> Machine:
 
 
 def belongs(machine: Machine) -> bool:
-    """Whether an environment's programs start, and work on the checkout that they lie in."""
+    """Tell whether an environment's programs start, and use the checkout that they lie in."""
     programs, code = machine.checkout / ".venv/bin", "import backend; print(backend.__file__)"
     subprocess.run([programs / "pip", "--version"], check=True, capture_output=True)
     python: list[str | Path] = [programs / "python", "-c", code]

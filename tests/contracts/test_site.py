@@ -1,4 +1,4 @@
-"""The site of docs/: it is built without a warning, and links that leave docs/ hold on it."""
+"""The site of docs/ is built without a warning, and links that leave docs/ work on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests may be skipped, and for whom: anything else that is skipped fails the run."""
+"""Which tests may be skipped, and for whom: any other skipped test fails the run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_of_nobody():
 
 
 def argv(place: Path, text: str) -> list[str]:
-    """A run of pytest, with this project's settings, over one file of tests."""
+    """Return the command of a pytest run, with this project's settings, on one file of tests."""
     (place / "test_some.py").write_text(text)
     words = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
     return [*words, "-c", str(ROOT / "pyproject.toml"), str(place / "test_some.py")]

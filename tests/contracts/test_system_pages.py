@@ -1,7 +1,7 @@
 """docs/training/systems/: the table at the end of each page is true.
 
-Each flag is in it that belongs to the system, is taken or refused as the table says, and is in the
-test that the table names.
+It has every flag of the system, the flag is accepted or refused as the table says, and the test
+that the table names contains the flag.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REFUSED = "refused"
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry point: its flags, those that are used most, and a command line without faults."""
+    """An entry point: its flags, those used most, and a minimal valid command line."""
 
     flags: Sequence[Flag]
     common: Sequence[str]
@@ -74,12 +74,12 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], Any]] = {
     "convert_mamba2_ssm_checkpoint": convert.convert,
     "create_mamba_config": create_mamba_config.main,
 }
-"""Programs beside the entry points, whose flags a table writes after their names."""
+"""Programs other than the entry points; a table writes their flags after their names."""
 
 
 @dataclass(frozen=True)
 class Row:
-    spans: list[str]  # what is written as code in the first cell
+    spans: list[str]  # the code spans in the first cell
     here: str
     test: str
 
@@ -98,19 +98,19 @@ def rows(root: Path, page: str) -> list[Row]:
 
 
 def name_of(span: str) -> str:
-    """The flag of `--name value`, `--name=value` or `program --name value`; empty for no flag."""
+    """Return the flag in `--name value`, `--name=value`, `program --name value`; empty for none."""
     found = re.match(rf"(?:(?:{'|'.join(PROGRAMS)}) )?(-{{1,2}}\w+)", span)
     return found[1] if found else ""
 
 
 def key_of(span: str) -> tuple[str, str]:
-    """Section and key of `section.key: value`; empty for what is none."""
+    """Return the section and key of `section.key: value`; empty strings for anything else."""
     found = re.match(r"(\w+)\.(\w+)", span)
     return (found[1], found[2]) if found and found[1] in yaml.SECTIONS else ("", "")
 
 
 def own(entry: Entry) -> list[Flag]:
-    """The flags of the system: not those of our settings, unless they are used most."""
+    """Return the system's own flags, and those of our settings that are used most."""
     ours = {flag.name: flag for flag in setting_flags()}
     return [
         flag

@@ -1,4 +1,4 @@
-"""Each target's page says what its recipe has: versions, architectures, instances, launchers."""
+"""Each target's page agrees with its recipe: versions, architectures, instances, launchers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2]
 RECIPES = FOLDER / "recipes"
 TARGETS = recipes.targets(RECIPES)
 NUMBER = re.compile(r"\d+(?:\.\w+)+(?:[+-]\w+)*")
-# aws-ofi-nccl in EFA's installers, as AWS's release notes for EFA have it.
+# The aws-ofi-nccl in EFA's installers, according to AWS's release notes for EFA.
 BUNDLED = {"1.48.0": "1.19.0"}
 FAMILIES = {kind.partition(".")[0] for kind in TYPES} | {"g6"}
 
@@ -26,7 +26,7 @@ def page(target: str) -> str:
 
 
 def rows(text: str, head: str) -> list[list[str]]:
-    """The cells of the first table below a line that begins with `head`."""
+    """Return the cells of the first table below a line that begins with `head`."""
     _, _, after = text.partition(f"\n{head}")
     table = re.search(r"(?:^\|.*\n)+", after, re.MULTILINE)
     lines = table[0].splitlines()[1:] if table and after else []
@@ -35,20 +35,20 @@ def rows(text: str, head: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_versions(target: str) -> None:
-    """Every version in the table of parts is one of the recipe's or of its lock's."""
+    """Every version in the table of parts is in the recipe or in its lock."""
     recipe = recipes.whole(RECIPES / f"{target}.yaml")
     lock = json.loads((RECIPES / "locks" / f"{target}.lock").read_text())
     locked = {one["version"] for one in lock["python"]["packages"]}
     table = rows(page(target), "| part | pin |")
     assert table
     for part, pins, *_ in table:
-        for version in NUMBER.findall(re.sub(r"[\w.-]+/", "", pins)):  # not an image's host
+        for version in NUMBER.findall(re.sub(r"[\w.-]+/", "", pins)):  # without an image's host
             assert version in recipe or version in locked, f"{part} {version}"
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_pinned_packages(target: str) -> None:
-    """A package in the table has the version that is installed."""
+    """A package in the table has the installed version."""
     lock = json.loads((RECIPES / "locks" / f"{target}.lock").read_text())
     versions = {one["name"].lower(): one["version"] for one in lock["python"]["packages"]}
     for parts, pins, *_ in rows(page(target), "| part | pin |"):
@@ -66,7 +66,7 @@ def test_launchers(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_architectures(target: str) -> None:
-    """The table has those that the recipe compiles for, with instances that are known."""
+    """The table has the architectures that the recipe compiles for, and known instances."""
     recipe = recipes.find(target, RECIPES)
     table = rows(page(target), "| architecture | GPU |")
     if not table:
@@ -79,7 +79,7 @@ def test_architectures(target: str) -> None:
 
 
 def plugin_of(target: str) -> Version:
-    """The aws-ofi-nccl of a target: compiled from a source, else the EFA installer's; or none."""
+    """Return a target's aws-ofi-nccl: compiled from source, or from the EFA installer; or none."""
     recipe = recipes.find(target, RECIPES)
     if "aws-ofi-nccl" in recipe.sources:
         return parse_version(recipe.sources["aws-ofi-nccl"].ref)
@@ -90,7 +90,7 @@ def plugin_of(target: str) -> Version:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_instances_are_those_that_the_plugin_knows(target: str) -> None:
-    """A page promises an instance with EFA only where the image's aws-ofi-nccl has it."""
+    """A page promises EFA on an instance only if the image's aws-ofi-nccl supports it."""
     table, plugin = rows(page(target), "| architecture | GPU |"), plugin_of(target)
     for _, _, instances in table:
         families = set(re.findall(r"\b(?:p|g)\d[\w-]*(?=[ ,)]|$)", instances))
@@ -111,7 +111,7 @@ def test_the_plugins_version_is_the_pages(target: str) -> None:
 
 
 def test_first_versions_are_those_of_the_table() -> None:
-    """docs/training/nodes.md has the first aws-ofi-nccl for an instance, as the code has it."""
+    """docs/training/nodes.md and the code agree on the first aws-ofi-nccl for each instance."""
     page = (FOLDER / "docs/training/nodes.md").read_text()
     table = rows(page, "| instances | first aws-ofi-nccl")
     versions = {name: parse_version(first) for names, first in table for name in names.split(", ")}

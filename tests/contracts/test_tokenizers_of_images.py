@@ -1,4 +1,4 @@
-"""A tokenizer that one image has made is read in every other, whatever release of tokenizers."""
+"""Every image can read a tokenizer made in another one, whatever its release of tokenizers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(json.dumps([tokenizers.__version__, encoded, shown]))
 
 
 def releases() -> list[str]:
-    """The releases that images have and this environment has not."""
+    """Return the releases that images have and this environment does not."""
     folder = ROOT / "recipes"
     found = {
         package.version
@@ -43,7 +43,7 @@ def releases() -> list[str]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer as docs/start/own-data.md makes one, by this environment's release."""
+    """A tokenizer made as in docs/start/own-data.md, with this environment's release."""
     path = tmp_path_factory.mktemp("made") / "tokenizer.json"
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(TEXTS * 20, vocab_size=320, special_tokens=["<|endoftext|>"])
@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(path: Path, text: str, *folders: Path) -> list[object]:
-    """The release that reads a tokenizer, and a text's tokens for training and for generation."""
+    """Return the release that reads a tokenizer, and a text's tokens to train and to generate."""
     path_of_python = os.pathsep.join(map(str, (*folders, ROOT)))
     done = subprocess.run(
         [sys.executable, "-c", READ, path, text],

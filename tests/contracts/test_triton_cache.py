@@ -1,4 +1,4 @@
-"""The patches of Triton 2.2.0's cache, tried on the real wheel: as it is, ours, and rank 0's."""
+"""The patches of Triton 2.2.0's cache, tried on the real wheel: unpatched, ours, and rank 0's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 PATCHES = ROOT / "patches/triton-2.2.0"
 CACHE = "triton/runtime/cache.py"
 HAMMER = ROOT / "tests/support/triton_cache_hammer.py"
-# Two ranks, of which one finds the kernel in its own cache and compiles nothing.
+# Two ranks; one of them finds the kernel in its own cache and compiles nothing.
 RANKS = """
 import os, sys, time
 from pathlib import Path
@@ -51,7 +51,7 @@ time.sleep(60)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel's content, as pip would have installed it."""
+    """The wheel's content, as pip would install it."""
     folder = tmp_path_factory.mktemp("wheel")
     argv: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     Programs().capture([*argv, "--dest", folder, "triton==2.2.0"])
@@ -64,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def patched(wheel: Path, name: str, place: Path) -> Path:
-    """The wheel's content with a patch of ours."""
+    """Return the wheel's content with one of our patches."""
     shutil.copytree(wheel, place, copy_function=os.link)
     argv: list[str | Path] = ["patch", "--fuzz=0", "--strip=2", "--directory", place]
     Programs().capture([*argv, "--input", PATCHES / name])
@@ -112,7 +112,7 @@ def test_a_patch_says_what_it_makes_of_what(
 
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
-    """A folder on a file system in memory: a disk is waited for at each rename onto a file."""
+    """A folder in memory: on a disk, each rename onto an existing file would wait for it."""
     with tempfile.TemporaryDirectory(prefix="sqshforge-test-", dir="/dev/shm") as folder:
         yield Path(folder)
 
@@ -126,10 +126,10 @@ def test_the_cache_as_it_is_fails_where_processes_are_alike(wheel: Path, in_memo
 @pytest.mark.timeout(600)
 @pytest.mark.long
 def test_the_patched_cache_never_fails(private: Path, in_memory: Path) -> None:
-    """A hundred thousand writes of 64 processes, some of which are killed on the way."""
+    """64 processes write a hundred thousand times, and some of them are killed meanwhile."""
     found = hammered(private, in_memory / "cache", writes=1600, kills=30)
     assert (found["writes"], found["errors"], found["torn"]) == (102_400, {}, 0)
-    assert len(found["staged"]) <= 30  # of those that were killed, and of nobody else
+    assert len(found["staged"]) <= 30  # only those of the killed processes
 
 
 def ranks(site: Path, folder: Path) -> list[subprocess.Popen[bytes]]:
@@ -153,7 +153,7 @@ def awaited(holds: Callable[[], bool], seconds: float) -> bool:
 def test_where_one_rank_alone_compiles(
     name: str, ends: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """With rank 0's patch it waits for the other, who will never come; with ours it does not."""
+    """With rank 0's patch it waits forever for the other rank; with ours it does not."""
     running = ranks(request.getfixturevalue(name), tmp_path)
     try:
         assert awaited(lambda: len(list(tmp_path.glob("ready-*"))) == 2, 60)
@@ -166,7 +166,7 @@ def test_where_one_rank_alone_compiles(
             process.wait()
 
 
-# What file systems of a network say, which a local one never does.
+# Errors of network file systems, which a local one never returns.
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def cache(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def failing(call: Callable[..., Any], *errors: int) -> Callable[..., Any]:
-    """A call that fails in these ways first, then does what it does."""
+    """Return a function that first fails with these errors, then does what `call` does."""
     left = list(errors)
 
     def wrapped(*arguments: Any) -> Any:
@@ -247,7 +247,7 @@ def test_a_group_that_cannot_be_read_is_compiled_once_more(
 ) -> None:
     file = tmp_path / "key/__grp__kernel.json"
     if text is None:
-        file.mkdir()  # cannot be read by anybody
+        file.mkdir()  # nobody can read it
     else:
         file.write_text(text)
     assert cache.get_group("kernel.json") is None

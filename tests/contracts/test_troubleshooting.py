@@ -1,4 +1,4 @@
-"""docs/start/troubleshooting.md quotes errors that the code still has."""
+"""The errors that docs/start/troubleshooting.md quotes still exist in the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUOTED = re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(), re.MULTILINE)
 
 
 def messages() -> list[str]:
-    """The errors of the packages, and the lines of the launchers."""
+    """Return the errors of the packages, and the lines of the launchers."""
     templates = sorted((ROOT / "launch" / "template").glob("*.j2"))
     return [line for file in (LIST, *templates) for line in Path(file).read_text().splitlines()]
 
@@ -26,6 +26,6 @@ def test_there_are_some() -> None:
 
 @pytest.mark.parametrize("quoted", QUOTED)
 def test_an_error_is_still_worded_so(quoted: str) -> None:
-    """`...` stands for what differs."""
+    """`...` stands for the variable parts."""
     words = re.compile(".*".join(map(re.escape, quoted.split("..."))))
     assert any(words.search(line) for line in messages())

@@ -1,4 +1,4 @@
-"""The python of the tests that has torch loaded does what python does."""
+"""The tests' python with torch already loaded does what python does."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_signals_reach_the_program(tmp_path: Path, how: signal.Signals) -> None:
-    """One that the process in its place does not outlive ends it too."""
+    """A signal that kills the process standing in for the program ends the program too."""
     process = start(tmp_path, WAITS)
     shown = tmp_path / "pid"
     assert wait_for(lambda: shown.exists() and shown.read_text(), process)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools leaves its own files beside the sources."""
+    """Built from a copy, because setuptools leaves its own files beside the sources."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("sqshforge", "training"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -31,7 +31,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a new virtual environment that has the wheel and what it depends on."""
+    """The programs of a new virtual environment with the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("environment")
     python("-m", "venv", str(folder))
     python("-m", "pip", "install", "--quiet", str(wheel), program=folder / "bin" / "python")
@@ -75,7 +75,7 @@ def test_what_takes_a_checkout_says_so(programs: Path, tmp_path: Path) -> None:
 
 
 def run(programs: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The installed program, which finds nothing of this checkout."""
+    """Run the installed program, which finds nothing of this checkout."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     argv = [str(programs / "sqshforge"), *words]
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)

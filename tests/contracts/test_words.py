@@ -1,4 +1,4 @@
-"""The words that CONTRIBUTING.md has others for are nowhere in what the project contains."""
+"""Nothing in the project uses the words that CONTRIBUTING.md has better ones for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SUFFIXES = (".py", ".md", ".j2", ".sh", ".sbatch", ".yaml", ".conf")
 
 
 def unwanted() -> list[str]:
-    """The words of the right column of the list."""
+    """Return the words in the right column of the list."""
     _, _, table = (ROOT / LIST).read_text().partition("| use | not |\n|---|---|\n")
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
     return [word for _, words in rows for word in words.split(", ")]
 
 
 def sources() -> Iterator[Path]:
-    """What people read, but for the list itself."""
+    """Yield the files that people read, except for the list itself."""
     yield from (path for path in ROOT.iterdir() if path.suffix in SUFFIXES and path.name != LIST)
     for folder in FOLDERS:
         yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES)
@@ -29,7 +29,7 @@ def sources() -> Iterator[Path]:
 def test_words_that_have_a_better_one_are_not_used() -> None:
     words = unwanted()
     assert len(words) > 5
-    # Also between underscores, as in names.
+    # Also match words between underscores, as in names.
     pattern = re.compile(rf"(?<![a-z])(?:{'|'.join(words)})(?![a-z])", re.IGNORECASE)
     found = [
         f"{path.relative_to(ROOT)}:{number}: {match.group()}"

@@ -1,4 +1,4 @@
-"""Which systems are tried, and the table of what was run where."""
+"""The systems to try, and the table of what was run where."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sqshforge.project import cache_home
 from tests.distros.systems import SYSTEMS
 from tests.support.page_tables import PageTable
 
-KEPT = cache_home() / "systems"  # before the tests are given a cache of their own
+KEPT = cache_home() / "systems"  # determined before the tests get their own cache
 USERS = ("root", "user")
 COLUMNS = ("Python", "builder", "make quickstart", "again", "make test's set-up")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Try what SYSTEMS and USERS name, such as SYSTEMS="debian-13 ubuntu-22.04"; all by default."""
+    """Try what SYSTEMS and USERS name, such as SYSTEMS="debian-13 ubuntu-22.04"; by default all."""
     for name, all_of_them in (("system", SYSTEMS), ("user", USERS)):
         if name in metafunc.fixturenames:
             asked = os.environ.get(f"{name.upper()}S", "").split()
@@ -35,7 +35,7 @@ def kept() -> Path:
 
 @pytest.fixture(scope="session")
 def results(root: Path) -> Iterator[PageTable]:
-    """What was run where; the table in docs/start/machines.md has it at the end."""
+    """What was run where; written into the table in docs/start/machines.md at the end."""
     rows = [(system.title, user) for system in SYSTEMS.values() for user in USERS]
     found = PageTable("test-distros", ("system", "user"), COLUMNS, rows)
     yield found

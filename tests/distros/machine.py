@@ -1,7 +1,7 @@
 """A fresh machine of another Linux system: its root entered by pivot_root, with this kernel.
 
-It has processes, mounts and a /dev of its own, and this machine's network, package indexes and
-certificates. Nothing of it outlives the block but what `systems` keeps.
+It has its own processes, mounts and /dev, but this machine's network, package indexes and
+certificates. Nothing of it outlives the block except what `systems` keeps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.conftest import ROOT
 from tests.distros.systems import System, tar_of
 
 USER = "user"
-CLONE = "sqshforge"  # the folder of the fresh clone, in the home of whoever runs
+CLONE = "sqshforge"  # the folder of the fresh clone, in the user's home
 LIMIT = 900.0  # seconds for one command
-CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")  # where Debian and Ubuntu have it
+CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")  # its place on Debian and Ubuntu
 
-# $1 is the root, $2 the mode of /dev/fuse, $3 the folders of this machine that are seen inside.
+# $1 is the root, $2 the mode of /dev/fuse, $3 the folders of this machine that are visible inside.
 ENTER = """\
 set -e
 root=$1 mode=$2 shared=$3
@@ -66,7 +66,7 @@ exec "$@"
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command on the machine left behind; its two outputs are one."""
+    """How a command on the machine ended; stdout and stderr are combined."""
 
     code: int
     output: str
@@ -92,7 +92,7 @@ class Machine:
     ) -> Ran:
         """Run lines of shell from the user's home, as a login does.
 
-        With `after`, all processes of the command get the signal `how` after so many seconds, as
+        With `after`, all processes of the command get the signal `how` after that many seconds, as
         those in the foreground of a terminal do.
         """
         argv = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
@@ -147,7 +147,7 @@ class Machine:
 
 @contextmanager
 def machine(system: System, kept: Path) -> Iterator[Machine]:
-    """Give a fresh machine for the length of a block; `kept` has the roots of all systems."""
+    """Run a fresh machine for the length of a block; `kept` has the roots of all systems."""
     tar = tar_of(system, kept)
     folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-"))
     try:
@@ -185,18 +185,18 @@ def _configure(root: Path) -> None:
 
 
 def _local_folders() -> list[Path]:
-    """The folders of this machine that its pip takes packages from."""
+    """Return the folders of this machine that its pip takes packages from."""
     settings = host.pip(Programs())
     addresses = [*settings.find_links, *settings.extra_indexes, settings.index or ""]
     folders = (
         Path(one.removeprefix("file://")) for one in addresses if one.startswith(("/", "file"))
     )
-    # An index may name files beside it.
+    # An index may refer to files beside it.
     return sorted({one.parent if one.name == "simple" else one for one in folders})
 
 
 def _variables() -> list[str]:
-    """The variables of every process on the machine: its language, certificates and proxies."""
+    """Return the variables of every process on the machine: language, certificates and proxies."""
     ca = [f"{name}={CA_BUNDLE}" for name in host.CA_VARIABLES if os.environ.get(name)]
     return ["LANG=C.UTF-8", *ca, *(f"{name}={value}" for name, value in host.proxies().items())]
 
@@ -207,7 +207,7 @@ def _kept() -> list[str]:
 
 
 def _signal(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
-    """Signal all processes of the machine but the first, which is the one that waits for them."""
+    """Signal all processes of the machine except the first, which waits for them."""
     listed = Programs().attempt(["pgrep", "--session", str(process.pid)]).out.split()
     for pid in listed:
         if int(pid) != process.pid:

@@ -1,7 +1,7 @@
-"""The root file systems of other Linux systems, made from their packages once and kept.
+"""The root file systems of other Linux systems, made once from their packages and kept.
 
-They lie in the cache folder (SQSHFORGE_CACHE, else ~/.cache/sqshforge), in `systems/`; removing
-that folder makes them anew.
+They lie in `systems/` in the cache folder (SQSHFORGE_CACHE, else
+/.cache/sqshforge); removing that folder makes them anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqshforge.host import locks
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 
-# apt, which minimal Ubuntu lacks, and what README asks of a machine.
+# apt, which minimal Ubuntu lacks, and what README requires of a machine.
 ASKED = ("apt", "git", "make", "python3", "sudo", "ca-certificates")
 
 
@@ -26,7 +26,7 @@ class System:
     title: str
     suite: str
     components: str = "main"
-    keys_from: str = ""  # the system whose archive has the keys of this one, where they differ
+    keys_from: str = ""  # the system whose archive has this one's keys, if another
 
 
 DEBIAN_13 = System("debian-13", "Debian 13", "trixie")
@@ -42,9 +42,9 @@ SYSTEMS = {
 
 
 def tar_of(system: System, folder: Path) -> Path:
-    """The system's root file system as a tar in `folder`: minimal, with `ASKED`.
+    """Make the system's root file system as a tar in `folder`: minimal, with `ASKED`.
 
-    Raises `WorkError` where the packages cannot be had.
+    Raises `WorkError` if the packages cannot be downloaded.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tar = folder / f"{system.name}.tar"
@@ -61,14 +61,14 @@ def _make(system: System, tar: Path, folder: Path) -> None:
     argv += [f"--components={system.components}"]
     with tempfile.TemporaryDirectory() as keys:
         if system.keys_from:
-            Path(keys).chmod(0o755)  # apt reads them as a user of its own
+            Path(keys).chmod(0o755)  # apt reads them as its own user
             argv += [f"--keyring={_ubuntu_keys(SYSTEMS[system.keys_from], folder, Path(keys))}"]
         Programs().capture([*argv, system.suite, partial])
     partial.rename(tar)
 
 
 def _ubuntu_keys(debian: System, folder: Path, place: Path) -> Path:
-    """Ubuntu's archive keys, out of the package in which Debian has them; its apt checks that."""
+    """Return Ubuntu's archive keys, from Debian's package of them, which Debian's apt verifies."""
     from tests.distros.machine import machine
 
     with machine(debian, folder) as one:

@@ -18,7 +18,7 @@ BUILDER = (
     "buildah --version | cut -d' ' -f3; "
     f"{CLONE}/.venv/bin/python -c 'import sys; print(sys.version.split()[0])'"
 )
-# Light tests, and some that build, pack and run for real.
+# Light tests, and some that really build, pack and run.
 SOME_TESTS = " ".join(
     f"tests/toolkit/{name}.py"
     for name in (
@@ -31,7 +31,7 @@ SOME_TESTS = " ".join(
 
 
 def test_quickstart(system: str, user: str, kept: Path, results: PageTable) -> None:
-    """From nothing to a proven image, by the command that README begins with; then once more."""
+    """From nothing to a tested image with README's first command; then the same once more."""
     with machine(SYSTEMS[system], kept) as fresh:
         begin(fresh, user)
         before = fresh.run(f"cd {CLONE} && make doctor; ls", user=user)
@@ -60,7 +60,7 @@ def test_quickstart(system: str, user: str, kept: Path, results: PageTable) -> N
 
 
 def test_set_up_for_the_tests(system: str, kept: Path, results: PageTable) -> None:
-    """What `make test` sets up, and a small part of the tests, as an ordinary user."""
+    """What `make test` sets up, and a few of the tests, as an ordinary user."""
     with machine(SYSTEMS[system], kept) as fresh:
         begin(fresh, USER)
         done = fresh.run(
@@ -76,13 +76,13 @@ def test_set_up_for_the_tests(system: str, kept: Path, results: PageTable) -> No
 
 
 def test_quickstart_goes_on_wherever_it_was_interrupted(kept: Path) -> None:
-    """Ctrl-C and kill -9 at any step, and then the same command again."""
+    """Ctrl-C and kill -9 at any step, followed by the same command again."""
     with machine(SYSTEMS["debian-12"], kept) as fresh:
         begin(fresh, USER)
         for number in range(20):
             how = (signal.SIGINT, signal.SIGKILL)[number % 2]
             ran = quickstart(fresh, USER, after=5 * 1.25**number, how=how)
-            # unshare's own words on the end of its child come last.
+            # unshare's own message about the end of its child comes last.
             said = [one for one in ran.output.splitlines() if one and "unshare" not in one]
             print(f"{how.name} after {ran.seconds:.0f} s: {said[-2:]}", flush=True)
             assert "Traceback" not in ran.output, ran.output
@@ -122,7 +122,7 @@ def quickstart(
 
 
 def next_command(ran: Ran) -> str:
-    """The command that the output ends with."""
+    """Return the command that the output ends with."""
     last = ran.output.splitlines()[-1]
     assert last.startswith("next: "), ran.output
     return last.removeprefix("next: ")

@@ -1,4 +1,4 @@
-"""Which targets are built, and the table in docs/images/targets.md of their sizes and times."""
+"""The targets to build, and the table in docs/images/targets.md of their sizes and times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.support import vendor_bases
 from tests.support.page_tables import PageTable
 
-# cuda-mamba comes before smp-llama, whose base it stands in for.
+# cuda-mamba comes before smp-llama, because it stands in for that one's base.
 TARGETS = (
     "cuda-mamba",
     "smp-llama",
@@ -20,8 +20,8 @@ TARGETS = (
     "neuron-mamba2",
     "neuron29-mamba2",
 )
-# Compiles CUDA kernels, a quarter of an hour for one architecture: with the others it would be over
-# an hour.
+# They compile CUDA kernels, a quarter of an hour per architecture: all of them would take over an
+# hour.
 WHERE_NAMED = ("cuda13-mamba",)
 COLUMNS = ("image", "packed", "build", "pack", "smoke test")
 
@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def results() -> Iterator[PageTable]:
-    """What was built; the table in docs/images/targets.md has it at the end."""
+    """What was built; written into the table in docs/images/targets.md at the end."""
     rows = [(target, vendor_bases.LACKING[target]) for target in (*TARGETS, *WHERE_NAMED)]
     found = PageTable("test-images", ("target", "without"), COLUMNS, rows)
     yield found

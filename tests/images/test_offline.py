@@ -1,4 +1,4 @@
-"""What docs/images/offline.md promises, by its own commands: a bundle, and no network after it."""
+"""What docs/images/offline.md promises, with its own commands: a bundle, then no network."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tests.support import checkouts, engines
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(3000)]
 
-# Of a make that runs these tests, and of a user who has chosen otherwise.
+# Variables of a make that runs these tests, or of a user's other choices.
 FOREIGN = ("ENGINE", "OFFLINE", "TARGET", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "SQSHFORGE_CACHE")
-# No interface but the loopback, which is up, as on a machine that is in no network.
+# Only the loopback interface, which is up, as on a machine without a network.
 ALONE = """
 ip link set lo up && test "$(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ')" = lo && exec "$@"
 """
 
 
 def checkout(place: Path) -> Path:
-    """A fresh clone, which shares nothing that was downloaded or made before."""
+    """A fresh clone that shares nothing that was downloaded or made before."""
     checkouts.clone(place)
     shutil.rmtree(place / "build")
     return place
 
 
 def make(root: Path, target: str, *words: str, alone: bool = False, **environment: str) -> str:
-    """What `make TARGET` of cpu-mamba says; `alone`: where there is no network."""
+    """Return the output of `make TARGET` for cpu-mamba; `alone`: without a network."""
     kept = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     before = ["unshare", "--net", "sh", "-c", ALONE, "sh"] if alone else []
     done = subprocess.run(
@@ -47,7 +47,7 @@ def make(root: Path, target: str, *words: str, alone: bool = False, **environmen
 
 
 def test_from_a_bundle_to_a_proven_sqsh_without_a_network(tmp_path: Path) -> None:
-    """Gathered on one machine, as it were; copied to another, which was set up before."""
+    """Gathered as if on one machine; copied to another, which was set up before."""
     here, there = checkout(tmp_path / "here"), checkout(tmp_path / "there")
     bundle = Path("build/vendor/cpu-mamba")
     for name in ("gathering", "building"):

@@ -1,4 +1,4 @@
-"""smp-llama for an image of another Python, by parameters alone, on a stand-in for that image."""
+"""smp-llama for an image with another Python, only through parameters, on a stand-in for it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def sqshforge(
     root: Path, *words: str | Path, **parameters: str
 ) -> subprocess.CompletedProcess[str]:
-    """A command of the checkout, with parameters set by hand."""
+    """Run a command of the checkout, with parameters set by hand."""
     settings = [word for name, value in parameters.items() for word in ("--set", f"{name}={value}")]
     return subprocess.run(
         [sys.executable, "-m", "sqshforge", *words, *settings],

@@ -1,8 +1,8 @@
-"""cuda-mamba without NVIDIA's images: its stages really built on Ubuntu 22.04 from its packages.
+"""cuda-mamba without NVIDIA's images: its stages really built, on Ubuntu 22.04 from its packages.
 
 The base, Debian packages, builders and template are real. NVIDIA's archives, EFA's installer, NCCL,
 its plugin and the kernels' source are stand-ins, which look for CUDA's compiler where the real ones
-do. Triton is left out: tests/stages/test_triton.py has its stage.
+do. Triton is left out: tests/stages/test_triton.py tests its stage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(2400)]
 
 TARGET = "second-base"
 ORIGINAL = "cuda-mamba-ubuntu"
-# It compiles what it is given by the C compiler, as nvcc does with the host's part of a file.
+# It compiles its input with the C compiler, as nvcc does with the host's part of a file.
 NVCC = """#!/bin/sh
 test "$1" != --version || { echo "Cuda compilation tools, release 12.1, V12.1.105"; exit 0; }
 exec gcc -I/usr/local/cuda/include "$@"
@@ -80,7 +80,7 @@ print(json.dumps({
 
 
 def repository(place: Path, files: Mapping[str, str]) -> str:
-    """A git repository with these files, which may be run, and the commit of its branch main."""
+    """Make a git repository with these files, all executable; returns the commit of main."""
     place.mkdir()
     for name, text in files.items():
         (place / name).write_text(text)
@@ -93,7 +93,7 @@ def repository(place: Path, files: Mapping[str, str]) -> str:
 
 
 def archives(folder: Path) -> Mapping[str, Mapping[str, str]]:
-    """Archives with the layout of NVIDIA's; their addresses."""
+    """Make archives with the layout of NVIDIA's; returns their addresses."""
     made = folder / "libcudart.so"
     source = b"int cudaVersion(void) { return 12010; }\n"
     argv = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-Wl,-soname,libcudart.so.12"]
@@ -122,7 +122,7 @@ def _archive(folder: Path, name: str, files: Mapping[str, bytes]) -> str:
 
 
 def sources(folder: Path) -> Mapping[str, Mapping[str, str]]:
-    """Repositories in the place of what is compiled."""
+    """Make repositories that stand in for what is compiled."""
     trees = {
         "causal-conv1d": {"setup.py": SETUP, "causal_conv1d.py": "", "LICENSE": "BSD\n"},
         "nccl": {"Makefile": NCCL, "LICENSE.txt": "BSD\n"},
@@ -141,7 +141,7 @@ def sources(folder: Path) -> Mapping[str, Mapping[str, str]]:
 
 
 def recipe(root: Path, folder: Path) -> None:
-    """The real target without torch, Triton and what comes from vendors' hosts."""
+    """Write the real target's recipe without torch, Triton and what comes from vendors' hosts."""
     data = yaml.safe_load(recipes.whole(root / "recipes" / f"{ORIGINAL}.yaml"))
     data.pop("triton")
     data |= {"target": TARGET, "template": TARGET, "patches": {}, "launchers": [], "smoke": {}}
@@ -161,7 +161,7 @@ def recipe(root: Path, folder: Path) -> None:
 
 
 def run(root: Path, *words: str | Path) -> str:
-    """What a command writes that is run in a folder."""
+    """Run a command in a folder; returns its output."""
     done = subprocess.run(
         words,
         cwd=root,

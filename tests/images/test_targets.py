@@ -1,4 +1,4 @@
-"""The heavy targets really built, packed and smoke-tested, on stand-ins for vendors' bases."""
+"""The heavy targets, really built, packed and smoke-tested, on stand-ins for vendors' bases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KERNEL = "abc/kernel.cubin"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of the checkout with the stand-ins, and a storage of buildah's own."""
+    """A copy of the checkout with the stand-ins, and its own buildah storage."""
     folder = tmp_path_factory.mktemp("images")
     place = checkouts.copy(folder / "checkout")
     vendor_bases.prepare(place)
@@ -47,7 +47,7 @@ def slurm() -> Iterator[Cluster]:
 
 
 def sqshforge(root: Path, *words: str | Path) -> str:
-    """What a command of the checkout says; nothing of its base is kept for another pack."""
+    """Run a command of the checkout; returns its output. Bases are not kept for another pack."""
     done = subprocess.run(
         [sys.executable, "-m", "sqshforge", *words],
         cwd=root,
@@ -62,7 +62,7 @@ def sqshforge(root: Path, *words: str | Path) -> str:
 
 
 def within(sqsh: Path, name: str) -> str:
-    """A file of /sqshforge in a sqsh."""
+    """Read a file of /sqshforge from a sqsh."""
     argv = ["unsquashfs", "-cat", str(sqsh), f"sqshforge/{name}"]
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
@@ -71,7 +71,7 @@ def within(sqsh: Path, name: str) -> str:
 def made(
     request: pytest.FixtureRequest, root: Path, results: PageTable
 ) -> Iterator[tuple[str, Path]]:
-    """A target built and packed on its stand-in."""
+    """Each target, built and packed on its stand-in."""
     name = vendor_bases.name_of(request.param)
     warm = root / "warm" / name / KERNEL
     warm.parent.mkdir(parents=True)
@@ -94,11 +94,12 @@ def made(
     )
     yield request.param, sqsh
     sqsh.unlink()
-    # All of them at once take 50 GB of disk. smp-llama starts from cuda-mamba's.
+    # All of them together take 50 GB of disk. smp-llama starts from cuda-mamba's.
     finished = {"cuda-mamba": [], "smp-llama": ["smp-llama", "cuda-mamba"]}
     for one in finished.get(request.param, [request.param]):
         image = build.name_of(vendor_bases.name_of(one), root)
-        # What it is labelled from has a name of its own, the stages that compile have none.
+        # The image that the labels are added to has its own name; the stages that compile have
+        # none.
         for words in ([image, f"{image}-plain"], ["--prune"]):
             subprocess.run(["buildah", "rmi", *words], check=True, capture_output=True)
 
@@ -132,7 +133,7 @@ def test_it_says_where_it_comes_from(made: tuple[str, Path]) -> None:
 
 def test_it_carries_the_kernels_that_were_compiled_before(made: tuple[str, Path]) -> None:
     target, sqsh = made
-    if target.startswith("neuron"):  # which have no Triton of ours
+    if target.startswith("neuron"):  # they have no Triton of ours
         listed = subprocess.run(["unsquashfs", "-l", sqsh], check=True, capture_output=True)
         assert b"triton-cache" not in listed.stdout
     else:
@@ -152,7 +153,7 @@ def test_its_bill_of_materials_is_spdx(made: tuple[str, Path], tmp_path: Path) -
 def test_its_launchers_train_on_two_nodes(
     made: tuple[str, Path], root: Path, slurm: Cluster, tmp_path: Path
 ) -> None:
-    """Each launcher that the image carries, out of it, on a tiny model by gloo."""
+    """Take each launcher from the image and train a tiny model with gloo."""
     target, sqsh = made
     launchers = recipe.find(vendor_bases.name_of(target), root / "recipes").launchers
     assert launchers

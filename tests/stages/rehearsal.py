@@ -1,9 +1,9 @@
 """The rehearsal of a target: its own Dockerfile, with made-up parts behind vendors' addresses.
 
-The recipe, the template and the lock of Python packages are the real ones. Mirrors lead what is
-fetched from vendors' hosts to parts that are made up (tests/support/vendor_parts.py), and the lock
-of the copy has their commits. Two packages of 2024 have their real files, less the CUDA code that
-only their repositories have; Triton has the file that our patch changes.
+The recipe, the template and the lock of Python packages are real. Mirrors redirect what is fetched
+from vendors' hosts to made-up parts (tests/support/vendor_parts.py), and the copied lock has their
+commits. Two packages of 2024 have their real files, except for the CUDA code that only their
+repositories have; Triton has the file that our patch changes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tests.support.web_servers import Index, Web, wheel
 
 AMD64 = platforms.ALL["linux/amd64"]
 TARGETS = ("cuda-mamba", "llama-fsdp", "cuda13-mamba", "neuron-mamba2", "neuron29-mamba2")
-# Those whose steps are, byte for byte, those of the rehearsed ones, and those built for real.
+# Targets whose steps are byte for byte those of the rehearsed ones, or that are built for real.
 OTHERS = ("composer-mamba", "cpu-mamba", "cuda-mamba-ubuntu", "smp-llama")
 
 CUDA = "localhost/sqshforge-standin:cuda"
 CUDA_COMPILER = "localhost/sqshforge-standin:cuda-devel"
 BOOKWORM = "localhost/sqshforge-standin:bookworm"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What NVIDIA's images set.
+# Variables that NVIDIA's images set.
 CUDA_ENV = {
     "PATH": f"/usr/local/nvidia/bin:/usr/local/cuda/bin:{PATH}",
     "LD_LIBRARY_PATH": "/usr/local/nvidia/lib:/usr/local/nvidia/lib64",
@@ -51,17 +51,17 @@ IMAGES = {
     "debian:bookworm-slim": BOOKWORM,
 }
 NEURON = "https://apt.repos.neuron.amazonaws.com"
-# What Neuron's packages need of its own index, without saying which version.
+# Packages of Neuron's own index that its other packages need, without naming a version.
 NEEDS = {"torch-neuronx": ("libneuronxla",)}
 
 
 def bases(root: Path, web: Web, folder: Path) -> None:
-    """Make buildah's images of the bases: Ubuntu and Debian from packages, with made-up CUDAs."""
+    """Make buildah images of the bases: Ubuntu and Debian from packages, with made-up CUDAs."""
     vendor_bases.base(root / "build" / "bases")
     _image(CUDA, vendor_bases.IMAGE, CUDA_ENV)
     toolkit = vendor_parts.written(folder / "cuda", vendor_parts.part("cuda", web.url))
     _image(CUDA_COMPILER, CUDA, CUDA_COMPILER_ENV, (toolkit, "/usr/local/cuda"))
-    # CUDA 13's compiler is a Python package; torch asks this variable for another one.
+    # CUDA 13's compiler is a Python package; this variable makes torch use another one.
     wrapper = vendor_parts.written(folder / "cuda13", vendor_parts.part("cuda13", web.url))
     tar = _bookworm(root)
     _image(BOOKWORM, "scratch", {"PATH": PATH}, (tar, "/"))
@@ -69,7 +69,7 @@ def bases(root: Path, web: Web, folder: Path) -> None:
 
 
 def _bookworm(root: Path) -> Path:
-    """The base of cuda13-mamba, as sqshforge makes it."""
+    """Make the base of cuda13-mamba, as sqshforge does."""
     programs = Programs()
     provider = BaseImageProvider(
         engine=engine.choose("buildah", programs),
@@ -132,14 +132,14 @@ def prepare(root: Path, target: str, folder: Path, web: Web) -> None:
 
 
 def _edit(recipes: Path, web: Web) -> None:
-    """What no mirror leads elsewhere: Neuron's archive of Debian packages; and less disk."""
+    """Edit what no mirror redirects: Neuron's archive of Debian packages; and require less disk."""
     for path in recipes.glob("*.yaml"):
         text = re.sub(r"^disk_gb: \S+", "disk_gb: 20.0", path.read_text(), flags=re.MULTILINE)
         path.write_text(text.replace(f"url: {NEURON}\n", f"url: {web.url}/neuron\n"))
 
 
 def _archives(what: Recipe, folder: Path, web: Web) -> None:
-    """What the recipe downloads."""
+    """Make what the recipe downloads."""
     for name, archive in what.archives.items():
         path = folder / archive.file
         if name == "efa":
@@ -156,7 +156,7 @@ def _archives(what: Recipe, folder: Path, web: Web) -> None:
 
 
 def _bound(locked: Lock, web: Web) -> tuple[LockedIndex, ...]:
-    """The packages of the indexes that vendors have, on one of ours; their hashes where locked."""
+    """Serve the packages of vendors' indexes from one of ours; returns them, with its hashes."""
     index = Index(web)
     found = []
     for one in locked.python.bound:
@@ -171,12 +171,12 @@ def _bound(locked: Lock, web: Web) -> tuple[LockedIndex, ...]:
         packages = tuple(d.locked() if package.hashes else package for package, d in made)
         found.append(one.model_copy(update={"packages": packages}))
     for path in [path for path in web.files if "+" in path]:
-        web.files[path.replace("+", "%2B")] = web.files[path]  # as pip asks for it
+        web.files[path.replace("+", "%2B")] = web.files[path]  # pip asks for this path
     return tuple(found)
 
 
 def _repositories(what: Recipe, locked: Lock, folder: Path, web: Web) -> dict[str, str]:
-    """A git repository for each source, on a branch of the name that is its ref; their commits."""
+    """Make a git repository for each source, with its ref as a branch; returns their commits."""
     commits = {}
     for name, source in what.sources.items():
         built = next((one for one in what.python.built if one.source == name), None)
@@ -192,7 +192,7 @@ def _repositories(what: Recipe, locked: Lock, folder: Path, web: Web) -> dict[st
 
 
 def _of_package(name: str, locked: Lock, folder: Path) -> dict[str, str]:
-    """The files of a source distribution, and empty ones for the CUDA code that it lacks."""
+    """Return a source distribution's files, plus empty ones for the CUDA code that it lacks."""
     package = next(one for one in locked.python.built if one.name == name)
     files = {}
     with tarfile.open(_fetched(package, locked, folder)) as archive:
@@ -207,14 +207,14 @@ def _of_package(name: str, locked: Lock, folder: Path) -> dict[str, str]:
 
 
 def _triton_cache(locked: Lock, folder: Path) -> str:
-    """The file that our patch changes, out of the official wheel."""
+    """Return the file that our patch changes, from the official wheel."""
     package = next(one for one in locked.python.packages if one.name == "triton")
     with zipfile.ZipFile(_fetched(package, locked, folder)) as archive:
         return archive.read("triton/runtime/cache.py").decode()
 
 
 def _fetched(package: LockedPackage, locked: Lock, folder: Path) -> Path:
-    """A package's file, by the sum of the lock."""
+    """Fetch a package's file, and check it against the lock's checksum."""
     programs = Programs()
     environment = BuildEnvironment(
         bundle=folder / "packages",

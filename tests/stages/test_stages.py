@@ -1,7 +1,7 @@
 """Every step of the images that need vendors' hosts, run with made-up parts in their place.
 
-What is built is the Dockerfile of the target itself (tests/stages/rehearsal.py tells how), so that
-a wrong option, path or COPY ends the build here.
+The target's own Dockerfile is built (tests/stages/rehearsal.py explains how), so a wrong option,
+path or COPY fails the build here.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What an image has of its made-up parts."""
+    """The made-up parts that an image must contain."""
 
     installer: tuple[int, ...]
     plugin: tuple[int, ...] = ()
     libraries: tuple[str, ...] = ("libfabric.so.1",)  # found by the loader
-    modules: tuple[str, ...] = ()  # of Python, compiled for the recipe's architectures
-    compiled: tuple[str, ...] = ()  # other libraries that are
+    modules: tuple[str, ...] = ()  # Python modules, compiled for the recipe's architectures
+    compiled: tuple[str, ...] = ()  # other libraries compiled for these
     files: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
-    mapped: tuple[str, ...] = ()  # of NCCL's, in every process
+    mapped: tuple[str, ...] = ()  # libraries of NCCL's that every process maps
 
 
 NCCL = "/opt/nccl/lib/libnccl.so.2.20.3"
@@ -117,7 +117,7 @@ class Made:
         return name_of(self.target, self.root)
 
     def says(self, *words: str) -> str:
-        """What a program in the image writes."""
+        """Return what a program in the image writes."""
         return engines.printed(self.image, *words)
 
 
@@ -129,17 +129,17 @@ def needed_by(pin: str) -> tuple[str, ...]:
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Made]:
-    """Each target in turn, built with buildah in a storage of its own."""
+    """Each target in turn, built with buildah in its own storage."""
     target = str(request.param)
     folder = tmp_path_factory.mktemp("stages")
     root = checkouts.copy(folder / "checkout")
-    (root / "build" / "vendor").unlink()  # nothing made up may lie where real builds look
+    (root / "build" / "vendor").unlink()  # made-up parts must not lie where real builds look
     for name in ("engine", "caches"):
         (folder / name).mkdir()
     with pytest.MonkeyPatch.context() as patch, serving() as web:
         for name in ("no_proxy", "NO_PROXY"):
             patch.setenv(name, ",".join(filter(None, (os.environ.get(name), "127.0.0.1"))))
-        # buildah keeps cache mounts there: objects that are made up would end in a real build.
+        # buildah keeps cache mounts there, and made-up objects must not end up in a real build.
         patch.setenv("TMPDIR", str(folder / "caches"))
         rehearsal.prepare(root, target, folder / "upstream", web)
         with engines.storage(folder / "engine"):
@@ -166,7 +166,7 @@ def test_its_dockerfile_is_that_of_the_real_image(made: Made) -> None:
 
 
 def test_nothing_that_compiles_reaches_a_network(made: Made) -> None:
-    """The parts try to; a build where one does has ended already."""
+    """The parts try to; if one succeeded, the build would have failed already."""
     assert not [path for path, _ in made.web.asked if path.startswith("/by-")]
 
 
@@ -202,6 +202,6 @@ def test_the_bill_of_materials_names_what_was_compiled_and_installed(made: Made)
         pins += [pin.replace("==", "=") for pin in index.packages]
     for pin in pins:
         name, _, version = pin.partition("=")
-        if version:  # else it is there where another one needs it
+        if version:  # otherwise it is there if another needs it
             assert packages[name]["versionInfo"] == version
     assert packages.keys() >= {name for pin in pins for name in needed_by(pin)}

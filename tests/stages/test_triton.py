@@ -1,4 +1,4 @@
-"""The rehearsal of Triton's stage with docker, and out of a bundle without a network."""
+"""The rehearsal of Triton's stage with docker, and from a bundle without a network."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The Neuron backend on a real XLA device, which torch-xla makes of the CPU: one process.
+"""The Neuron backend on a real XLA device, which torch-xla provides on the CPU: one process.
 
-Run by `make test-xla`, in the environment of a torch that torch-xla on the package index fits.
+Run it with `make test-xla`, in an environment whose torch fits the package index's torch-xla.
 """
 
 import json
@@ -20,7 +20,7 @@ MODEL = {
     **{"n_groups": 2, "d_state": 16},
 }
 QUICK = "--xla_backend_optimization_level=0"
-"""XLA's flag to compile without optimizing: most of these tests' time was LLVM's."""
+"""Has XLA compile without optimizing: most of the time of these tests was LLVM's."""
 COUNT_COMPILED = """
 import sys
 from pathlib import Path
@@ -54,7 +54,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(program: Sequence[str], config: Path, save: Path, device: str, *changes: str) -> str:
-    """Train, or let another program do so; what it said."""
+    """Train, or let another program do it; returns the output."""
     of_xla = {"PJRT_DEVICE": "CPU", "XLA_FLAGS": QUICK}
     done = subprocess.run(
         [
@@ -93,12 +93,12 @@ def test_a_run_goes_on_from_the_device_to_the_cpu_and_back(config: Path, tmp_pat
 
 
 def test_steps_are_compiled_once(config: Path, tmp_path: Path) -> None:
-    """On Neuron each program takes minutes to compile: the learning rate must not be in one."""
+    """On Neuron each program takes minutes to compile, so none may contain the learning rate."""
     changes = ("num_steps=9", "report_interval=2", "checkpoint_interval=3")
     said = start(("-c", COUNT_COMPILED), config, tmp_path, "xla", *changes)
     counts = [int(count) for _, count in re.findall(r"compiled (\d+) (\d+)", said)]
     assert len(counts) == 9
-    assert counts[-2] == counts[5], counts  # two reports and two checkpoints were before
+    assert counts[-2] == counts[5], counts  # there were two reports and two checkpoints before
 
 
 def test_a_pass_that_only_compiles_saves_nothing(config: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint as training writes it, of a model that was not trained."""
+"""A checkpoint as training writes it, of an untrained model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from training.models.language import LanguageModel
 
 
 def write_checkpoint(model: LanguageModel, run: Path, step: int = 1) -> Path:
-    """Write the model's weights as a run's checkpoint; the checkpoint's folder."""
+    """Write the model's weights as a run's checkpoint; returns the checkpoint's folder."""
     folder = manifest.temporary(str(run), step)
     folder.mkdir(parents=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process is meant
+        warnings.simplefilter("ignore")  # it warns that there is only one process
         dcp.save(
             {"model": model.state_dict()},
             storage_writer=dcp.FileSystemWriter(str(folder)),

@@ -1,9 +1,9 @@
-"""Compile the Triton kernels of the selective scan for a GPU that is not here.
+"""Compile the Triton kernels of the selective scan for a GPU that is not present.
 
-usage: python -m tests.training.support.compiled_kernels ARCHITECTURE, as 90
+usage: python -m tests.training.support.compiled_kernels ARCHITECTURE, such as 90
 
-All tensors are on the meta device, and each launch only compiles. Prints what each kernel's code
-takes as JSON: {kernel: {"shared": bytes, "warps": number, "code": bytes}}.
+All tensors are on the meta device, and each launch only compiles. Prints the resources of each
+kernel's code as JSON: {kernel: {"shared": bytes, "warps": number, "code": bytes}}.
 """
 
 from __future__ import annotations

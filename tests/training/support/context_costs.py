@@ -1,8 +1,8 @@
 """What ranks that share rows send each other in a step, and keep for its backward pass.
 
-    torchrun --nproc_per_node=N -m tests.training.support.context_costs
+torchrun --nproc_per_node=N -m tests.training.support.context_costs
 
-Writes a line of JSON for each model: its name, and of every rank the bytes that it sent and kept.
+Writes a line of JSON for each model: its name, and the bytes that each rank sent and kept.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def main() -> None:
 
 
 def sizes_of(name: str) -> Sizes:
-    """The sizes of a preset, whose experts are to be used alike."""
+    """Return the sizes of a preset; experts, if any, are balanced, to be used evenly."""
     sizes = PRESETS[name]
     return replace(sizes, balance_coefficient=0.1) if isinstance(sizes, MixtralConfig) else sizes
 
 
 def costs(sizes: Sizes, ranks: ContextGroup) -> tuple[int, int]:
-    """Bytes that this rank sends in a step, and that it keeps for the backward pass."""
+    """Return the bytes that this rank sends in a step, and keeps for the backward pass."""
     model = filled(sizes)
     model.context_group = ranks
     random = torch.Generator().manual_seed(0)
@@ -60,9 +60,9 @@ def costs(sizes: Sizes, ranks: ContextGroup) -> tuple[int, int]:
 
 @contextmanager
 def sending() -> Iterator[list[int]]:
-    """Note the bytes of every message; of what goes to all other ranks, once for each of them.
+    """Record the bytes of every message; a message to all other ranks counts once for each.
 
-    What is added up over the ranks counts once, however that is done.
+    A sum over the ranks counts once, however it is computed.
     """
     sent: list[int] = []
     others = dist.get_world_size() - 1
@@ -100,7 +100,7 @@ def sending() -> Iterator[list[int]]:
 
 @contextmanager
 def keeping(parameters: set[int]) -> Iterator[dict[int, int]]:
-    """Note the memory of all tensors that are kept for a backward pass, but for parameters."""
+    """Record the memory of all tensors kept for a backward pass, except for parameters."""
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Models on rows that ranks share, held to one model on whole rows: logits and all gradients.
+"""Models on rows that ranks share, compared with one model on whole rows: logits and gradients.
 
-    torchrun --nproc_per_node=N -m tests.training.support.context_spread
+torchrun --nproc_per_node=N -m tests.training.support.context_spread
 
-For each family, with rows of documents and of one, under each engine, recomputed, and beside tensor
-parallelism; on four ranks what two do not show. Writes a line for each case.
+For each family, with rows of several documents and of one, under each engine, recomputed, and with
+tensor parallelism; four ranks run only what two cannot show. Writes a line for each case.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DYNAMIC = LlamaConfig(
     **{"d_model": 32, "n_layer": 1, "vocab_size": 61, "n_head": 4, "n_kv_head": 2, "d_ff": 48},  # type: ignore[arg-type]
     rope_scaling=RopeScaling(kind="dynamic", factor=2.0, original_context=16),
 )
-"""Its angles go by the length of the whole sequence."""
+"""Its angles depend on the length of the whole sequence."""
 Lengths = list[list[int]]
 
 
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def compare(shared: Any, one: LanguageModel, group: Group, documents: bool) -> float:
-    """How far logits of this rank's piece, and the means of the gradients, are from one model's."""
+    """Return how far this rank's logits and the mean gradients are from one model's."""
     random = torch.Generator().manual_seed(7)
     rows = [
         [cut(random, LENGTH, 12 if documents else LENGTH) for _ in range(2)]
@@ -101,7 +101,7 @@ def compare(shared: Any, one: LanguageModel, group: Group, documents: bool) -> f
 
 
 def outcome(model: Any, lengths: Lengths, seed: int, documents: bool, total: float) -> Outcome:
-    """Logits, and gradients of the sum of all losses over `total`."""
+    """Return the logits, and the gradients of the sum of all losses over `total`."""
     inputs, targets = tokens(lengths, seed)
     seq_idx = numbers(lengths) if documents else None  # (b, l)
     model.zero_grad()

@@ -1,4 +1,4 @@
-"""Small models of transformers and of ours, to be converted and compared."""
+"""Small models of transformers and of ours, to convert and compare."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ CONFIGS: dict[str, Any] = {
 
 
 def reference(name: str, seed: int = 0) -> nn.Module:
-    """A model of transformers whose every parameter is random, norms and biases too."""
+    """Make a transformers model whose parameters are all random, norms and biases too."""
     torch.manual_seed(seed)
     model: nn.Module = AutoModelForCausalLM.from_config(
         CONFIGS[name](), attn_implementation="eager"
@@ -135,7 +135,7 @@ def saved(model: nn.Module, folder: Path, **options: Any) -> Path:
 
 
 def theirs(folder: Path, **options: Any) -> nn.Module:
-    """Read by transformers; strict, for it only warns of tensors that are not as it wants."""
+    """Load a model with transformers, strictly: by default it only warns of misfitting tensors."""
     read: Any = AutoModelForCausalLM.from_pretrained
     model, shown = read(folder, attn_implementation="eager", output_loading_info=True, **options)
     assert not any(shown.values()), shown

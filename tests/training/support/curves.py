@@ -1,6 +1,6 @@
-"""Loss curves of small models on the standard library's text, written once and held to ever after.
+"""Loss curves of small models on the standard library's text, stored once as a reference.
 
-`python -m tests.training.support.curves` writes tests/golden/curves/*.json anew: only after a
+`python -m tests.training.support.curves` regenerates tests/golden/curves/*.json: only after a
 change that is meant to change the losses, which the commit then says.
 """
 
@@ -20,7 +20,7 @@ LIBRARY = Path(sysconfig.get_path("stdlib"))
 
 
 def train(family: str, save: Path) -> list[float]:
-    """Losses of the family's run, all steps."""
+    """Train the family's run; returns the losses of all steps."""
     changes = (f"dataset_path=text:{LIBRARY}/*.py", f"save_ckpt_path={save}")
     done = run(0, "--config", str(GOLDEN / f"{family}.yaml"), *changes, program=("-m", "training"))
     assert done.returncode == 0, done.stderr
@@ -28,7 +28,7 @@ def train(family: str, save: Path) -> list[float]:
 
 
 def digest() -> str:
-    """Which text it is: the standard library is another in each release of Python."""
+    """Return the text's digest: each release of Python has a different standard library."""
     total = hashlib.sha256()
     for path in sorted(LIBRARY.glob("*.py")):
         total.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""A small disk of a test's own: a tmpfs that only the processes in a mount namespace see."""
+"""A small disk for a single test: a tmpfs that only processes in a mount namespace see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.training.support.runs import COLD, ROOT, command, kill_tree
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk that is mounted at `path` for what `run` starts; `seen` is it from outside."""
+    """A disk mounted at `path` for what `run` starts; from outside it is seen at `seen`."""
 
     path: Path
     seen: Path
@@ -24,7 +24,7 @@ class Disk:
 
     @property
     def python(self) -> Mapping[str, str]:
-        """A warm one can enter root's namespaces alone."""
+        """The interpreter's variables: only root's namespaces can be entered by a warm one."""
         return warm.python() if os.geteuid() == 0 else COLD
 
     def resize(self, size: str) -> None:
@@ -34,7 +34,7 @@ class Disk:
     def run(
         self, command: Sequence[str], to: str = "", timeout: float = 180
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end; `to` is a file of the disk that gets its standard output."""
+        """Run a program to its end; `to` is a file on the disk that gets its standard output."""
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **self.python}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             env.pop(name, None)
@@ -56,14 +56,14 @@ class Disk:
     def train(
         self, ranks: int, *flags: str, program: Sequence[str] = (), to: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """The entry point, or another program, on so many ranks, to its end."""
+        """Run the entry point, or another program, on `ranks` ranks to its end."""
         python = self.python["PYTHON_EXEC"]
         return self.run(command(ranks, *flags, program=program, python=python), to)
 
 
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[Disk]:
-    """Mount one; it goes with the process that holds the namespace, or with the test."""
+    """Mount a disk; it is unmounted with the process that holds the namespace, or with the test."""
     path.mkdir()
     script = 'mount -t tmpfs -o size="$1" tmpfs "$0" && echo ready && exec sleep infinity'
     holder = subprocess.Popen(

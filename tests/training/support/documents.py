@@ -1,4 +1,4 @@
-"""Rows of several documents, and the same documents each alone: what must not differ.
+"""Rows of several documents, and the same documents each alone, which must not differ.
 
 Shapes: b batch, l length, v vocabulary size.
 """
@@ -28,7 +28,7 @@ from training.models import (
 
 VOCABULARY = 61
 WITHIN = 1e-6
-"""Of a logit or gradient in float32, or of the largest where that is more than 1."""
+"""Tolerance of a logit or gradient in float32, relative to the largest if that is above 1."""
 
 _LLAMA: dict[str, Any] = {
     **{"d_model": 32, "n_layer": 2, "vocab_size": VOCABULARY},
@@ -49,13 +49,13 @@ FAMILIES: dict[str, Sizes] = {
     "mistral": MistralConfig(**_LLAMA, window=5),
     "mixtral": MixtralConfig(**_LLAMA, n_expert=4),
     "gpt_neox": NeoXConfig(d_model=32, n_layer=2, vocab_size=VOCABULARY, n_head=4, d_ff=64),
-    # Of their tiny presets, with as few channels as the others.
+    # Sized like their tiny presets, with as few channels as the others.
     **{name.removesuffix("-tiny"): replace(preset(name), **_HYBRID) for name in HYBRIDS},
 }
 
 
 def cut(random: torch.Generator, length: int, most: int) -> list[int]:
-    """Lengths of the documents of a row, from 1 to `most` each."""
+    """Draw the lengths of the documents in a row, from 1 to `most` each."""
     found: list[int] = []
     while (left := length - sum(found)) > 0:
         found.append(min(left, int(torch.randint(1, most + 1, (), generator=random))))
@@ -63,7 +63,7 @@ def cut(random: torch.Generator, length: int, most: int) -> list[int]:
 
 
 def rows(length: int) -> st.SearchStrategy[list[list[int]]]:
-    """Lengths of the documents of two rows, both of one length; many of 1."""
+    """Draw the lengths of the documents in two rows of the same length; many have length 1."""
     ends = (
         st.sets(st.integers(1, length - 1), max_size=length - 1) if length > 1 else st.just(set())
     )
@@ -76,7 +76,7 @@ def lengths(ends: Sequence[int], length: int) -> list[int]:
 
 
 def numbers(given: Sequence[Sequence[int]]) -> Tensor:
-    """seq_idx (b, l) of rows of documents of these lengths."""
+    """Return seq_idx (b, l) for rows of documents of these lengths."""
     return torch.tensor(
         [[at for at, one in enumerate(row) for _ in range(one)] for row in given],
         dtype=torch.int32,
@@ -84,7 +84,7 @@ def numbers(given: Sequence[Sequence[int]]) -> Tensor:
 
 
 def places(given: Sequence[Sequence[int]]) -> list[tuple[int, slice]]:
-    """Where each document lies: its row, and its steps there."""
+    """Return where each document lies: its row, and its steps there."""
     found = []
     for number, row in enumerate(given):
         at = 0
@@ -95,7 +95,7 @@ def places(given: Sequence[Sequence[int]]) -> list[tuple[int, slice]]:
 
 
 def tokens(given: Sequence[Sequence[int]], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (b, l) of such rows; a document's last target begins the next one."""
+    """Draw inputs and targets (b, l) of such rows; a document's last target begins the next one."""
     random = torch.Generator().manual_seed(seed)
     shape = len(given), sum(given[0]) + 1
     ids = torch.randint(VOCABULARY, shape, generator=random)  # (b, l + 1)
@@ -109,9 +109,9 @@ Outcome = tuple[Tensor, dict[str, Tensor]]
 def alone(
     model: nn.Module, given: Sequence[Sequence[int]], seed: int = 0, total: float = 1.0
 ) -> Outcome:
-    """Go through every document by itself; gradients are of the sum of all losses, over `total`.
+    """Run each document by itself; gradients are of the sum of all losses, over `total`.
 
-    Those of one length go together, as rows of a batch.
+    Documents of the same length run together, as rows of a batch.
     """
     inputs, targets = tokens(given, seed)
     found: dict[tuple[int, int], Tensor] = {}
@@ -132,7 +132,7 @@ def alone(
 def together(
     model: nn.Module, given: Sequence[Sequence[int]], seed: int = 0, total: float = 1.0
 ) -> Outcome:
-    """Go through the rows as they are, with what says where documents begin."""
+    """Run the rows as they are, with seq_idx to say where documents begin."""
     inputs, targets = tokens(given, seed)
     seq_idx = numbers(given)  # (b, l)
     model.zero_grad()
@@ -149,7 +149,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def difference(found: Outcome, wanted: Outcome) -> float:
-    """The largest, of logits or gradients; of a tensor's largest number where that is above 1."""
+    """Return the largest difference, relative to a tensor's largest number if that is above 1."""
     assert found[1].keys() == wanted[1].keys()
     pairs = [(found[0], wanted[0]), *((found[1][name], wanted[1][name]) for name in wanted[1])]
     return max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs)

@@ -1,10 +1,10 @@
-"""Rows of documents on ranks that share a model: equal to each document alone, on one whole model.
+"""Rows of documents on ranks that share a model, compared with single documents on a whole model.
 
-    torchrun --nproc_per_node=N -m tests.training.support.documents_spread
+torchrun --nproc_per_node=N -m tests.training.support.documents_spread
 
-Every rank has rows of its own. Their logits, and the means over ranks of the gradients, are held to
-those of the whole model on each document by itself: for each family, engine and way to share it
-that these ranks can have and fewer cannot, recomputed or not. Writes a line for each case.
+Every rank has rows of its own. Their logits, and the means over ranks of the gradients, are
+compared with those of the whole model on each document by itself: for each family, engine and way
+of sharing that needs this many ranks, recomputed or not. Writes a line for each case.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHARED = Mamba2Config(
     **{"d_model": 32, "n_layer": 2, "vocab_size": 64, "d_state": 16},  # type: ignore[arg-type]
     **{"head_dim": 8, "n_groups": 4},  # type: ignore[arg-type]
 )
-"""What the Neuron backend can share, the words of its vocabulary included."""
+"""Sizes that the Neuron backend can share, including the vocabulary."""
 
 
 def cases(ranks: int) -> Iterator[tuple[str, Sizes, dict[str, Any]]]:
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 Pair = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""Gradients by name, those of the model that is shared and those of the whole one."""
+"""Gradients by name: of the shared model, and of the whole one."""
 
 
 def fsdp(model: nn.Module, mean: dict[str, Tensor]) -> Pair:
@@ -92,7 +92,7 @@ def fsdp(model: nn.Module, mean: dict[str, Tensor]) -> Pair:
 
 
 def neuron(model: Any, sizes: Any, own: dict[str, Tensor]) -> Pair:
-    """A rank has its part; the mean over the ranks is only made by the optimizer."""
+    """A rank has the gradients of its part; only the optimizer averages them over the ranks."""
     parts = {name: place(name, sizes, model.ranks.tensor) for name, _ in model.named_parameters()}
     return gradients(model), {name: one.of(own[one.name]) for name, one in parts.items()}
 

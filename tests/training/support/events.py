@@ -1,4 +1,4 @@
-"""Reads TensorBoard's files as TensorBoard does."""
+"""Read TensorBoard's files as TensorBoard does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a folder."""
+    """Return the curves that TensorBoard shows of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     shown = EventAccumulator(str(folder), size_guidance={"scalars": 0})

@@ -1,4 +1,4 @@
-"""What is asked of every family of models: equal to transformers, and to themselves.
+"""Checks for every family of models: equal to transformers, and consistent with itself.
 
 The models of these tests have a vocabulary of 61.
 """
@@ -16,13 +16,13 @@ from training.models import Sizes, build
 from training.models.language import LanguageModel
 
 HYBRIDS = ("bamba-tiny", "granitemoehybrid-tiny", "nemotron_h-tiny")
-"""The presets of models whose layers are of different kinds."""
+"""The presets of models that mix layers of different kinds."""
 PRESETS = ("mamba-tiny", "mamba2-tiny", "llama-tiny", "mixtral-tiny", *HYBRIDS)
-"""A preset of every kind."""
+"""One preset of every kind."""
 
 
 def filled(sizes: Sizes, seed: int = 1) -> LanguageModel:
-    """Make a model with its first values."""
+    """Make a model with its initial values."""
     model = build(sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -31,7 +31,7 @@ def filled(sizes: Sizes, seed: int = 1) -> LanguageModel:
 
 
 def randomised(reference: Any) -> Any:
-    """Give a reference values that leave no part without effect: norms and biases too."""
+    """Give a reference values that make every part matter, norms and biases too."""
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
@@ -59,7 +59,7 @@ def compare(
     balance: float = 0.0,
     within: float = 1e-3,
 ) -> None:
-    """Hold a model to its reference: the same weights, then logits, loss and every gradient.
+    """Compare a model with its reference: the same weights, then logits, loss and every gradient.
 
     `named` maps the reference's tensors to our names; `balance` is what it adds to its loss; a
     gradient may differ by `within` of its norm.
@@ -85,7 +85,8 @@ def compare(
     wanted = named({name: one for name, one in gradients.items() if one is not None})
     found: dict[str, Any] = {name: one.grad for name, one in model.named_parameters()}
     assert found.keys() == wanted.keys()
-    # Where one key is seen, or one expert, its weight is 1 always: nothing but rounding comes back.
+    # Where only one key or one expert is visible, its weight is always 1, so gradients are just
+    # rounding.
     nothing = 1e-6 * torch.stack([one.norm() for one in wanted.values()]).norm()
     for name, gradient in wanted.items():
         if gradient.norm() <= nothing:
@@ -99,7 +100,7 @@ def like(config: Sizes, **changes: Any) -> Any:
 
 
 def advances_like_forward(model: LanguageModel, split: tuple[int, ...]) -> None:
-    """Generation in these pieces gives the logits of seeing all at once."""
+    """Check that generation in these pieces gives the same logits as seeing all at once."""
     model.eval()
     tokens = torch.randint(61, (2, sum(split)), generator=torch.Generator().manual_seed(1))
     whole = model(tokens)
@@ -111,7 +112,7 @@ def advances_like_forward(model: LanguageModel, split: tuple[int, ...]) -> None:
 
 
 def recomputation_changes_nothing(sizes: Sizes) -> None:
-    """Gradients are the same bit by bit, and so are the dropouts."""
+    """Check that recomputation keeps gradients the same bit for bit, dropout included."""
     tokens = torch.randint(61, (2, 30), generator=torch.Generator().manual_seed(1))
     gradients = []
     for recompute in (False, True):
@@ -126,7 +127,7 @@ def recomputation_changes_nothing(sizes: Sizes) -> None:
 
 
 class Wrapped(nn.Module):
-    """What FSDP1 puts in the place of each block."""
+    """What FSDP1 puts in place of each block."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -137,7 +138,7 @@ class Wrapped(nn.Module):
 
 
 def wrapping_skips_no_block(sizes: Sizes, layers: str) -> None:
-    """The loss is the same where each block is inside another module."""
+    """Check that the loss is the same if each block is wrapped in another module."""
     tokens = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(1))
     model = filled(sizes)
     expected = model(tokens, tokens)

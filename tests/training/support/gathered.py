@@ -1,9 +1,9 @@
-"""What of a block's weights each of two ranks holds at some moments; started by test_memory.
+"""How much of a block's weights each of two ranks holds at some moments; run by test_memory.
 
-    torchrun --nproc_per_node=2 -m tests.training.support.gathered FILE
+torchrun --nproc_per_node=2 -m tests.training.support.gathered FILE
 
-Writes FILE: engine -> settings -> [how many gathers have begun when the first block computes, which
-share of its weights it has after the model's forward pass, and after the backward pass].
+Writes FILE: engine -> settings -> [how many gathers have begun when the first block computes, the
+share of its weights that the rank has after the model's forward pass, and after the backward pass].
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def held(block: nn.Module) -> int:
-    """Count the elements of a block's parameters that this rank holds, as the block has them."""
+    """Count the elements of a block's parameters that this rank holds at the moment."""
     locals_ = [
         one.to_local() if isinstance(one, compat.DTensor) else one for one in block.parameters()
     ]
@@ -42,7 +42,7 @@ def held(block: nn.Module) -> int:
 
 
 def watched(config: ParallelConfig, group: Group) -> list[float]:
-    """Look at the second step of one case; the first finds the order of the blocks."""
+    """Observe the second step of one case; the first one determines the order of the blocks."""
     whole = sum(one.numel() for one in models.build(SIZES).blocks[0].parameters())
     model: Any = fsdp.build(SIZES, config, group, seed=1)
     first = next(iter(model.model.layers))
@@ -74,7 +74,7 @@ SIZES = preset("llama-tiny")
 def main(file: Path) -> None:
     group = start("cpu")
     for name in ("all_gather", "all_gather_into_tensor", "all_gather_single"):
-        if hasattr(dist, name):  # the last is FSDP2's, in torch 2.13
+        if hasattr(dist, name):  # the last one is FSDP2's, in torch 2.13
             setattr(dist, name, noted(getattr(dist, name)))
     found = {
         engine: {

@@ -1,8 +1,8 @@
-"""A run that shows, at its end, how long the calls of each of its process groups may take.
+"""A run that prints the timeouts of all of its process groups at its end.
 
 usage: torchrun ... -m tests.training.support.group_timeouts --config FILE [key=value ...]
 
-Prints `timeouts: [seconds, ...]` on every rank, WORLD's among them.
+Prints `timeouts: [seconds, ...]` on every rank, including WORLD's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def show() -> None:
     groups = dist.distributed_c10d._world.pg_map
     backends = [group._get_backend(torch.device("cpu")) for group in groups]
     seconds = [backend.options._timeout.total_seconds() for backend in backends]
-    sys.stdout.write(f"timeouts: {seconds}\n")  # in one piece, among the lines of other ranks
+    sys.stdout.write(f"timeouts: {seconds}\n")  # in one piece, as other ranks print too
     sys.stdout.flush()
     _destroy()
 

@@ -1,4 +1,4 @@
-"""The entry point, with an hour made a microsecond: `checkpoint_minutes=auto` saves every step."""
+"""The entry point with hours of a microsecond: `checkpoint_minutes=auto` saves every step."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a job of this machine leaves behind: its record, and how far it is."""
+"""What a job on this machine leaves behind: its record, and its progress."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def records(save: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def last_step(save: Path) -> int:
-    """Tell the last step that a run has reported."""
+    """Return the last step that a run has reported."""
     return len(losses(save)) if (save / "metrics.jsonl").exists() else 0

@@ -1,4 +1,4 @@
-"""Ranks whose last act is a collective call, while gloo's threads wait for the processor.
+"""Ranks that end with a collective call, while gloo's threads compete for a processor.
 
 usage: torchrun ... -m tests.training.support.last_call
 """

@@ -1,4 +1,4 @@
-"""Two ranks, whose collective calls may take LIMIT seconds, of which one works for longer.
+"""Two ranks with a limit of LIMIT seconds on collective calls, one of which works longer.
 
 usage: torchrun ... -m tests.training.support.long_work RANK (works|dies)
 """
@@ -20,7 +20,7 @@ LIMIT, WORK = 4, 8
 
 def main() -> None:
     group = process_group.start("cpu")
-    # A group of its own: joining the others takes as long as they need to start.
+    # Use a separate group, because joining the others takes as long as they need to start.
     group = replace(group, control=dist.new_group(timeout=timedelta(seconds=LIMIT)))
     works = group.rank == int(sys.argv[1])
 

@@ -1,6 +1,6 @@
-"""Every family, sharding and accumulation in one set of processes; started by test_matrix.
+"""Every family, sharding and accumulation in one set of processes; run by test_matrix.
 
-    torchrun --nproc_per_node=N -m tests.training.support.matrix TEXT SAVE
+torchrun --nproc_per_node=N -m tests.training.support.matrix TEXT SAVE
 
 Writes SAVE/losses.json: name of the case -> losses of its steps.
 """
@@ -28,7 +28,7 @@ CASES = {
     2: (("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2)),
     4: (("hsdp", 1), ("hsdp", 2), ("fsdp", 1)),
 }
-"""Shardings and accumulations, by the number of ranks: two have no groups of shards."""
+"""Shardings and accumulations, by number of ranks; two ranks have no groups of shards."""
 
 
 def case(family: str, engine: str, sharding: str, accumulation: int) -> str:
@@ -36,14 +36,14 @@ def case(family: str, engine: str, sharding: str, accumulation: int) -> str:
 
 
 def losses(group: Group, data: str, save: Path, *changes: str, family: str) -> list[float]:
-    """Train a few steps; the losses of all ranks' means."""
+    """Train a few steps; returns the mean losses over all ranks."""
     settings = (
         f"dataset_path={data}",
         f"seq_length={LENGTH}",
         f"num_steps={STEPS}",
         f"save_ckpt_path={save}",
         *changes,
-        # The balance of experts is that of the tokens that are seen at once, so it is left out.
+        # The experts' balance depends on the tokens that are seen together, so it is left out.
         *(("model.balance_coefficient=0",) if family in BALANCED else ()),
     )
     trainer = set_up(load(GOLDEN / f"{family}.yaml", settings), group)

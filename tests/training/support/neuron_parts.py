@@ -1,7 +1,8 @@
-"""Under torchrun: the shared Mamba-2 beside the whole one; logits, and all gradients, are the same.
+"""Compare the shared Mamba-2 with the whole one, under torchrun: the same logits and gradients.
 
 usage: torchrun ... -m tests.training.support.neuron_parts degree=N [layers=recorded] SIZE=VALUE ...
-With layers=recorded they are those of tests/training/parallel/neuron_contract.
+
+With layers=recorded, the layers are those of tests/training/parallel/neuron_contract.
 """
 
 from __future__ import annotations

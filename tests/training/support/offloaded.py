@@ -1,8 +1,8 @@
-"""The entry point for SMP v2 on CPUs, where another memory stands for the host's; see test_offload.
+"""The entry point for SMP v2 on CPUs, with other memory in place of the host's; see test_offload.
 
-    torchrun --nproc_per_node=N -m tests.training.support.offloaded FLAGS
+torchrun --nproc_per_node=N -m tests.training.support.offloaded FLAGS
 
-Everything but the copies themselves is as on a GPU. At its end rank 0 tells how many there were.
+Everything but the copies themselves is as on a GPU. At the end, rank 0 prints how many there were.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def other_memory(device: torch.device) -> OtherMemory:
 
 
 def check_but_for_the_device(config: Config, device: torch.device) -> None:
-    """A CPU is refused as a place that activations would leave; here they do."""
+    """Accept a CPU, which is normally refused as a device to offload activations from."""
 
 
 def main() -> int:

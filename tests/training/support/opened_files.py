@@ -1,9 +1,9 @@
-"""A rank that reads some batches of each source, and tells which files it touched, and when.
+"""A rank that reads some batches of each source, and reports which files it touched, and when.
 
 usage: torchrun ... -m tests.training.support.opened_files FOLDER DATASET_PATH...
 
 Writes FOLDER/opened-RANK.json: for each source {at_start, while_reading: file names; equal: whether
-the batches are those of a rank that opened all by itself}.
+the batches are those of a rank that opened everything itself}.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def config(path: str) -> Config:
 
 
 def watch(folder: str, touched: list[str]) -> None:
-    """Note each file of a folder that this process opens or asks the state of."""
+    """Record each file of a folder that this process opens or stats."""
 
     def note(path: Any) -> None:
         name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""

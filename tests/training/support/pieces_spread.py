@@ -1,9 +1,9 @@
-"""Operations on rows that ranks share, held to the same on one rank: outputs and all gradients.
+"""Operations on rows that ranks share, compared with one rank: outputs and all gradients.
 
-    torchrun --nproc_per_node=N -m tests.training.support.pieces_spread
+torchrun --nproc_per_node=N -m tests.training.support.pieces_spread
 
-Each rank computes with its piece of the rows, of whatever length, and with the whole rows; writes a
-line for each case, the last ones with pieces and documents that are drawn at random.
+Each rank computes with its piece of the rows, of whatever length, and with the whole rows. Writes a
+line for each case; the last ones draw the pieces and documents at random.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ ENDS = {
     "even": {1: (150,), 2: (75, 150), 3: (50, 100, 150), 4: (37, 75, 112, 150)},
     "uneven": {1: (150,), 2: (3, 150), 3: (80, 83, 150), 4: (70, 73, 78, 150)},
 }
-"""Where the pieces end, by the number of ranks."""
+"""Where the pieces end, by number of ranks."""
 DOCUMENTS = {
     "whole": None,
     "documents": [[20, 17, 1, 1, 36, 40, 35], [150], [74, 1, 3, 72]],  # on the ends, beside, across
 }
 DRAWN = 6
-"""Times that pieces and documents are drawn."""
+"""Number of random draws of pieces and documents."""
 Inputs = dict[str, Tensor]
 Run = Callable[[Mapping[str, Any], Documents | None], Tensor]
 
 
 def operations(dtype: torch.dtype) -> Iterator[tuple[str, Inputs, tuple[str, ...], Run]]:
-    """A name, the inputs, those of them that have a length, and what computes."""
+    """Yield a name, the inputs, the names of those with a length, and the computation."""
 
     def normal(*shape: int, seed: int = 0) -> Tensor:
         random = torch.Generator().manual_seed(seed)
@@ -118,13 +118,13 @@ def main() -> None:
 
 
 def documents(random: torch.Generator) -> list[int]:
-    """Lengths of the documents of a row: few long ones or many of one token."""
+    """Draw the lengths of a row's documents: few long ones, or many with one token."""
     most = [2, 20, 200][int(torch.randint(3, (), generator=random))]
     return cut(random, LENGTH, most)
 
 
 def drawn(random: torch.Generator, count: int) -> list[int]:
-    """Where so many pieces end, each as long as the taps need at least."""
+    """Draw the ends of `count` pieces, each at least as long as the taps need."""
     least = TAPS - 1
     free = LENGTH - (count + 1) * least
     at = torch.randint(free + 1, (count,), generator=random).sort().values.tolist()
@@ -134,7 +134,7 @@ def drawn(random: torch.Generator, count: int) -> list[int]:
 def compare(
     inputs: Inputs, along: tuple[str, ...], run: Run, piece: Piece, seq_idx: Tensor | None
 ) -> float:
-    """How far the piece's output and gradients are from the whole's, the worst of all ranks."""
+    """Return how far the piece's output and gradients are from the whole's, at worst on a rank."""
     whole = run(inputs, Documents.of(seq_idx))
     random = torch.Generator().manual_seed(1)
     weight = torch.randn(whole.shape, generator=random, dtype=whole.dtype)

@@ -1,4 +1,4 @@
-"""A Mamba-2 model as the ranks of the Neuron system save it, cut here by hand."""
+"""A Mamba-2 model as the ranks of the Neuron system save it, split here by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORE = "backbone.layers.0.mixer."
 
 
 def weights(sizes: Mamba2Config) -> dict[str, Tensor]:
-    """Random weights under our names, every value another."""
+    """Draw random weights under our names, with all values different."""
     random = torch.Generator().manual_seed(5)
     return {
         name: torch.randn(one.shape, generator=random)
@@ -27,7 +27,7 @@ def weights(sizes: Mamba2Config) -> dict[str, Tensor]:
 
 
 def split(held: dict[str, Tensor], sizes: Mamba2Config) -> dict[str, Tensor]:
-    """The same with in_proj in three, as the system has it."""
+    """Split in_proj into three, as the system does."""
     found: dict[str, Tensor] = {}
     inner, end = sizes.d_inner, sizes.d_inner + sizes.d_conv_in
     for name, value in held.items():
@@ -42,7 +42,7 @@ def split(held: dict[str, Tensor], sizes: Mamba2Config) -> dict[str, Tensor]:
 def rank_part(
     held: dict[str, Tensor], sizes: Mamba2Config, rank: int, ranks: int
 ) -> dict[str, Tensor]:
-    """The state dict of one rank, of tensors under the system's names or with in_proj in one."""
+    """Return one rank's state dict, of tensors under the system's names or with a fused in_proj."""
 
     def rows(value: Tensor) -> Tensor:
         return value.chunk(ranks)[rank]
@@ -78,7 +78,7 @@ def save(
     flags: dict[str, Any] | None = None,
     fused: bool = False,
 ) -> dict[str, Tensor]:
-    """Write a checkpoint; the whole weights under our names."""
+    """Write a checkpoint; returns the whole weights under our names."""
     held = weights(sizes)
     theirs = held if fused else split(held, sizes)
     (folder / "model").mkdir(parents=True)

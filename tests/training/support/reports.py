@@ -1,4 +1,4 @@
-"""Runs' folders by hand, `python -m training.report` on them, and the page that it writes."""
+"""Handmade folders of runs, `python -m training.report` on them, and the page that it writes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shown(number: int, speed: float = 1000.0, **other: Any) -> dict[str, Any]:
 
 
 def write(folder: Path, lines: list[dict[str, Any]], *, end: str = "", **settings: Any) -> Path:
-    """A run's folder of such lines, and the text that follows them."""
+    """Write a run's folder with such lines, followed by the text `end`."""
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(li) + "\n" for li in lines) + end)
     config = {
@@ -77,7 +77,7 @@ def history(steps: int) -> list[dict[str, Any]]:
 
 
 class Page(HTMLParser):
-    """The tables, the images and the notes of a page."""
+    """The tables, images and notes of a page."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Page(HTMLParser):
             self.captions.append(data)
 
     def row(self, number: int = 0) -> dict[str, str]:
-        """What the table at the top tells of a run."""
+        """Return a run's row of the table at the top."""
         return {name: cells[number] for name, *cells in self.tables[0]}
 
     def settings(self) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Start the entry point for real: alone, or with torchrun on 127.0.0.1; read what it wrote."""
+"""Start the real entry point, alone or with torchrun on 127.0.0.1, and read what it wrote."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from training import compat
 
 ROOT = Path(__file__).parents[3]
 ENGINES = ("fsdp1", "fsdp2") if compat.fsdp2() else ("fsdp1",)
-"""What this torch has."""
+"""The engines that this torch has."""
 THREADS = 1
-"""That torch computes with in each process."""
+"""Number of threads that torch computes with in each process."""
 TINY = (
     "--model_name=mamba-tiny",
     "--seq_length=17",
@@ -28,7 +28,7 @@ TINY = (
 
 
 def write_text(folder: Path, size: int = 60_000) -> str:
-    """Write a few files of text; the dataset_path that reads them."""
+    """Write a few files of text; returns the dataset_path that reads them."""
     folder.mkdir(parents=True, exist_ok=True)
     words = ("the", "quick", "fox", "jumps", "over", "a", "lazy", "dog", "while", "it", "rains")
     text = " ".join(words[(i * i + i // 7) % len(words)] for i in range(size // 3))[:size]
@@ -40,13 +40,13 @@ def write_text(folder: Path, size: int = 60_000) -> str:
 
 ENTRY_POINT = ("-m", "training.mamba_fsdp")
 COLD = {"PYTHON_EXEC": sys.executable}
-"""What torchrun takes for its processes: python as it is."""
+"""Makes torchrun start its processes with plain python."""
 
 
 def command(
     ranks: int, *flags: str, program: Sequence[str] = (), python: str = sys.executable
 ) -> list[str]:
-    """The entry point, or another program, on so many ranks; 0 is plain python."""
+    """The entry point's command, or another program's, on `ranks` ranks; 0 is plain python."""
     run = ("-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}")
     meet = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0")
     launcher = (*run, *meet) if ranks else ()
@@ -57,7 +57,7 @@ def command(
 def started(
     ranks: int, *flags: str, program: Sequence[str] = (), python: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """The entry point while it runs, by warm processes; nothing of it is left afterwards."""
+    """Run the entry point with warm processes; nothing of it outlives the block."""
     python = python or warm.python()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(THREADS), **python}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
@@ -79,14 +79,14 @@ def started(
 def run(
     ranks: int, *flags: str, timeout: float = 120, program: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """The same to its end."""
+    """Run the entry point to its end."""
     with started(ranks, *flags, program=program) as process:
         out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def train(save: Path, data: str, ranks: int, batch: int, steps: int, *flags: str) -> list[float]:
-    """Train to the end; the losses of all steps."""
+    """Train to the end; returns the losses of all steps."""
     done = run(
         ranks,
         *TINY,
@@ -109,14 +109,14 @@ def losses(save: Path) -> list[float]:
 
 
 def kill_tree(process: subprocess.Popen[str], forked: Sequence[int] = ()) -> None:
-    """Send kill -9 to a process that still runs, all below it, and what it has had forked."""
+    """Send kill -9 to a process that still runs, to all below it, and to those forked for it."""
     if process.poll() is not None:
         return
     processes.kill((process.pid, *processes.descendants(process.pid), *forked))
 
 
 def rank_processes(process: subprocess.Popen[str]) -> dict[int, int]:
-    """The processes of the ranks, by rank."""
+    """Return the processes of the ranks, by rank."""
     found: dict[int, int] = {}
     for pid in processes.descendants(process.pid):
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -129,7 +129,7 @@ def rank_processes(process: subprocess.Popen[str]) -> dict[int, int]:
 def wait_for(
     what: Callable[[], object], process: subprocess.Popen[str], seconds: float = 300
 ) -> bool:
-    """Poll quickly until `what()` holds; False if the process ended before."""
+    """Poll quickly until `what()` holds; returns False if the process ended before."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if what():

@@ -1,4 +1,4 @@
-"""The entry point to a model of any sizes, `--model_name=sized`: they are in SIZED, as JSON."""
+"""The entry point with a model of any sizes, `--model_name=sized`; SIZED has them as JSON."""
 
 from __future__ import annotations
 

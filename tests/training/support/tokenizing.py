@@ -1,4 +1,4 @@
-"""Texts, a tokenizer, and the command that makes sets of them, for the tests of tokenizing."""
+"""Texts, a tokenizer, and the command that makes data sets of them, for the tokenizing tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ datasets = pytest.importorskip("datasets")
 tokenizers = pytest.importorskip("tokenizers")
 END = "<|endoftext|>"
 SOURCE = sorted(Path(os.__file__).parent.glob("*.py"))
-"""Real text of many kinds: the standard library's own."""
+"""Real text of many kinds: the standard library's sources."""
 
 
 @pytest.fixture(name="place", scope="module")
@@ -51,7 +51,7 @@ def make_tokenizer(folder: Path) -> None:
         show_progress=False,
     )
     made.train([str(path) for path in SOURCE[:10]], trainer)
-    made.enable_truncation(16)  # as some files have it; texts are not to be cut
+    made.enable_truncation(16)  # as in some tokenizer files; texts must not be cut
     made.save(str(folder / "tokenizer.json"))
     about = {"eos_token": {"content": END}, "model_max_length": 2048}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
@@ -88,13 +88,13 @@ def write_set(folder: Path, texts: list[str]) -> object:
 
 
 def command(place: Path, *flags: str) -> list[str]:
-    # No bytecode: a limit of a file's size would cut that too, and later imports would fail.
+    # No bytecode: a limit on file sizes would truncate it too, and later imports would fail.
     program = [sys.executable, "-B", "-m", "training.data.tokenize"]
     return [*program, f"--tokenizer={place}/bpe", *flags]
 
 
 def remove_as_nfs_does(patch: pytest.MonkeyPatch) -> None:
-    """Have a removed file that is open stay under another name, as a client of NFS does."""
+    """Keep a removed but open file under another name, as an NFS client does."""
     unlink, rename = os.unlink, os.rename
 
     def removed(path: str | Path, *, dir_fd: int | None = None) -> None:
