@@ -1,4 +1,4 @@
-"""Lists of hot files: what they name, and that they name it after an update too."""
+"""Lists of hot files: what they name, and that they still name it after an update."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_list_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> Non
 
 
 def test_a_list_that_people_wrote_names_the_same_files() -> None:
-    """From Windows, with paths as `find /` has them and the versions that are there now."""
+    """They may have Windows line ends, paths from `find /`, and today's versions."""
     found = HotList.parse("# mine\r\n/usr/lib/libz.so.1.2.13\r\n\r\n/usr/bin/python3.11\r\n")
     assert found == HotList.of(["usr/lib/libz.so.1.3", "usr/bin/python3.12"])
 

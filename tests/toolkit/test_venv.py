@@ -1,4 +1,4 @@
-"""Virtual environments of a checkout: by uv, from where pip would get it all, else by pip."""
+"""Virtual environments of a checkout: made by uv from the indexes that pip uses, else by pip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
 
 NewIndex = Callable[..., Index]
-OF_TORCH = ("torch", "triton")  # constraints/ leave these to the index, which has torch's builds
+OF_TORCH = ("torch", "triton")  # constraints/ leave these to the index that has torch's builds
 PROJECT = """
 [build-system]
 requires = ["setuptools>=77"]
@@ -41,7 +41,7 @@ py-modules = ["small"]
 def checkout_fixture(
     new_index: NewIndex, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A small project with our setup.sh, and pip configured with an index that has its needs."""
+    """A small project with our setup.sh, and pip configured with an index of its dependencies."""
     index = new_index(wheel("made-up-tool", says="here"))
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", index.url)
     (tmp_path / "pyproject.toml").write_text(PROJECT)
@@ -52,7 +52,7 @@ def checkout_fixture(
 
 
 def filled(checkout: Path, requirement: str) -> Result:
-    """Make an environment and fill it, by command line."""
+    """Make an environment and fill it, through the command line."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout / "env"], check=True)
     argv = [sys.executable, "-m", "sqshforge.venv", "install", "env", requirement]
     return Programs().attempt(argv, cwd=checkout)
@@ -93,7 +93,7 @@ def test_a_configuration_that_pip_cannot_read_is_reported(
 
 @pytest.mark.processes
 def test_what_uv_cannot_install_pip_does(checkout: Path) -> None:
-    """The small project does not bring sqshforge, and so no uv."""
+    """The small project does not bring sqshforge, and thus no uv."""
     done = Programs().attempt([checkout / "setup.sh", "torch22"], cwd=checkout)
     assert done.code == 0, done.err
     assert said(checkout, ".venv22") == "here"
@@ -105,7 +105,7 @@ def test_what_uv_cannot_install_pip_does(checkout: Path) -> None:
 def test_what_the_tests_take_is_added_to_what_is_there(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a fresh clone, too: uv is in the .venv that is made first."""
+    """In a fresh clone, too: the .venv that is made first contains uv."""
     text = PROJECT.replace("[tool.", 'dependencies = ["made-up-tool"]\n\n[tool.')
     (checkout / "pyproject.toml").write_text(text)
     monkeypatch.setenv("PIP_LOG", str(checkout / "log"))
@@ -143,7 +143,7 @@ def test_the_version_that_was_tested_is_installed_where_the_index_has_it(
 def test_locking_without_an_index_is_reported(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `make constraints` does it."""
+    """`make constraints` runs it this way."""
     (checkout / "pyproject.toml").write_text(
         PROJECT.replace("[tool.", 'dependencies = ["made-up-tool"]\n\n[tool.')
     )
@@ -156,7 +156,7 @@ def test_locking_without_an_index_is_reported(
 
 
 def test_the_locked_versions_are_those_of_every_python_and_name_no_index(root: Path) -> None:
-    """What `python -m sqshforge.venv lock` has written, for all that is declared."""
+    """What `python -m sqshforge.venv lock` has written, for all declared dependencies."""
     declared = [Requirement(one) for one in requires("sqshforge") or ()]
     for goal, extra in GOALS.items():
         lines = (root / "constraints" / f"{goal}.txt").read_text().splitlines()
@@ -176,7 +176,7 @@ def test_the_locked_versions_are_those_of_every_python_and_name_no_index(root: P
 
 
 def test_an_environment_of_an_image_s_versions_has_those_of_its_lock(root: Path) -> None:
-    """All that both have, and torch by the extra: constraints/ leave torch's build to the index."""
+    """Packages in both have the image's version; torch's is the extra's, its build the index's."""
     declared = [Requirement(one) for one in requires("sqshforge") or ()]
     for goal, target in OF_IMAGES.items():
         python = lock.read(target, root / "recipes").python

@@ -1,4 +1,4 @@
-"""The keys that a bootstrap trusts: the file that apt reads is what its table says."""
+"""The keys that a bootstrap trusts: the file that apt reads contains the keys in its table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqshforge import recipe
 from sqshforge.build.base_image import TRUSTED, _trusted, deb_lines
 from sqshforge.host.programs import Programs
 
-PUBLIC_KEY = 6  # the packet's number (RFC 9580, section 5)
+PUBLIC_KEY = 6  # the packet type (RFC 9580, section 5)
 
 
 def test_each_bootstrap_of_a_recipe_has_its_keys_in_the_project(root: Path) -> None:
@@ -67,7 +67,7 @@ def test_an_archive_has_the_parts_and_the_suites_that_the_recipe_names(root: Pat
 
 
 def fingerprints(armored: str) -> Iterator[str]:
-    """The fingerprints of the public keys in an armored file (RFC 9580, section 5.5.4)."""
+    """Yield the fingerprints of the public keys in an armored file (RFC 9580, section 5.5.4)."""
     body = armored.partition("\n\n")[2].partition("\n=")[0]
     data = base64.b64decode(body)
     at = 0
@@ -82,7 +82,7 @@ def fingerprints(armored: str) -> Iterator[str]:
 
 
 def _header(data: bytes, at: int) -> tuple[int, int, int]:
-    """A packet's tag and length, and where its body begins (RFC 9580, section 4.2)."""
+    """Return a packet's tag, its length, and the start of its body (RFC 9580, section 4.2)."""
     first = data[at]
     if first & 0x40:  # the new format
         if data[at + 1] < 192:

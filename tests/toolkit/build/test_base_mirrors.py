@@ -1,4 +1,4 @@
-"""A build whose base image is gone takes it from a mirror that has the same, with either engine."""
+"""A build whose base image is gone takes the same one from a mirror, with either engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.processes
 
 
 class Noting(Reporter):
-    """Keeps what is said."""
+    """Keeps everything that is reported."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -41,7 +41,7 @@ class Noting(Reporter):
 
 @pytest.fixture(scope="module")
 def digests(registry: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """Of REGISTRY/kept/base:1 and :devel, which are all that is in the registry."""
+    """Digests of REGISTRY/kept/base:1 and :devel, which are all that the registry has."""
     found = {}
     for tag in ("1", "devel"):
         image = Image([layer(file("etc/os-release", f"ID={tag}\n".encode()))])
@@ -56,7 +56,7 @@ def digests(registry: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[
 def prepared(
     engine: Engine, folder: Path, digests: Mapping[str, str], reporter: Reporter, **base: Any
 ) -> dict[str, str]:
-    """Base and compiler of a small recipe, whose lock has these digests of tags."""
+    """Prepare base and compiler of a small recipe, whose lock has these digests for the tags."""
 
     def locked(image: str) -> LockedImage:
         return LockedImage(image=image, digest=digests.get(image.rpartition(":")[2]))
@@ -101,7 +101,7 @@ def test_base_and_compiler_come_from_the_first_address_that_has_them(
     ]
     reporter.heard.clear()
     assert prepared(engine, tmp_path, locked, reporter, **base) == names
-    assert reporter.heard == []  # what the engine has is not asked for
+    assert reporter.heard == []  # no registry is asked for what the engine has
 
 
 def test_a_mirror_with_another_image_under_the_tag_is_passed_by(
@@ -129,7 +129,7 @@ def test_where_no_mirror_has_it_the_bootstrap_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("sh", "buildah"):  # mmdebstrap is not among them, and so is what is missing
+    for name in ("sh", "buildah"):  # without mmdebstrap, which is thus what is missing
         (tmp_path / name).symlink_to(shutil.which(name) or name)
     monkeypatch.setenv("PATH", str(tmp_path))
     reporter = Noting()

@@ -1,4 +1,4 @@
-"""A build that ends while mmdebstrap makes its base: no mounts, no processes, no folders stay."""
+"""A build that ends while mmdebstrap makes its base leaves no mounts, processes or folders."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.engines import storage_fixture as storage_fixture
 pytestmark = [pytest.mark.processes, pytest.mark.root]
 
 MARK = "SQSHFORGE_TEST_BOOTSTRAP"
-# Where no registry answers.
+# Addresses where no registry answers.
 NOWHERE = {"SQSHFORGE_MIRRORS_IMAGES": "docker.io/=localhost:1/ debian:=localhost:1/debian:"}
 
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A folder for temporary files that apt's own user can get to."""
+    """A folder for temporary files that apt's own user can access."""
     place = Path(tempfile.mkdtemp(prefix="sqshforge-test-"))
     place.chmod(0o755)
     try:
@@ -44,7 +44,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def mounted(place: Path, process: str = "self") -> list[str]:
-    """What a process sees mounted below a folder."""
+    """Return what a process sees mounted below a folder."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{process}/mountinfo").read_text().splitlines()
         points = [line.split(" ")[4] for line in lines]
@@ -63,7 +63,7 @@ def building(root: Path, temporary: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def at_work(process: subprocess.Popen[str], root: Path, temporary: Path) -> bool:
-    """Whether mmdebstrap has mounted what packages are configured with."""
+    """Tell whether mmdebstrap has mounted what it configures packages with."""
     if process.poll() is not None:
         raise RuntimeError(process.communicate()[1])
     return any(mounted(temporary, str(pid)) for pid in processes.having({MARK: str(root)}))
@@ -72,7 +72,7 @@ def at_work(process: subprocess.Popen[str], root: Path, temporary: Path) -> bool
 def test_a_build_that_ends_in_the_bootstrap_leaves_nothing(
     storage: None, checkout: Path, temporary: Path
 ) -> None:
-    """First by kill -9, after which the next build removes the folder that was left."""
+    """It is killed with kill -9 first; the next build then removes the folder left behind."""
     with building(checkout, temporary) as process:
         assert containers.until(lambda: at_work(process, checkout, temporary), 600)
         left = {path.name for path in temporary.iterdir()}

@@ -1,4 +1,4 @@
-"""cpu-mamba built for real, by buildah and by docker, each with a storage of its own."""
+"""cpu-mamba built for real, by buildah and by docker, each with its own storage."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.processes
 
 PROGRAMS = Programs()
 EPOCH = "1700000000"  # 2023-11-14 22:13:20 UTC
-UNCHECKED = "01000000"  # the flags of byte code that is not compared with its source (PEP 552)
+UNCHECKED = "01000000"  # the flags of byte code that is never compared with its source (PEP 552)
 
 
 @dataclass(frozen=True)
 class Case:
-    """An image that one engine built from a copy of the checkout, on a machine with marks."""
+    """An image that one engine built from a copy of the checkout, with marked machine settings."""
 
     engine: Engine
     root: Path
@@ -43,7 +43,7 @@ class Case:
     executed: list[str]
 
     def run(self, code: str) -> str:
-        """What Python prints in a container of the image."""
+        """Return what Python code prints in a container of the image."""
         words = ["python3.11", "-c", code]
         if self.engine.name == "docker":
             start = ["run", "--rm", "--network", "host", self.built.name]
@@ -65,7 +65,7 @@ def case(
         root = checkouts.copy(folder / "checkout")
         if request.param == "buildah":
             patch.setenv("SOURCE_DATE_EPOCH", EPOCH)
-            (root / "build/bases").unlink()  # what other builds of this machine have made
+            (root / "build/bases").unlink()  # made by other builds on this machine
         engine = engines_of.choose(request.param, PROGRAMS)
         reporter = checkouts.Listening()
         built = checkouts.build(engine, root, reporter)
@@ -73,7 +73,7 @@ def case(
 
 
 def leave_marks(patch: pytest.MonkeyPatch, folder: Path, mark: str) -> None:
-    """Settings of this machine that do the same as before, and carry a mark."""
+    """Change settings of this machine so that they work as before, but carry a mark."""
     bundle = access.ca_bundle(access.pip(PROGRAMS))
     marked = folder / "ca.crt"
     marked.write_bytes((bundle.read_bytes() if bundle else b"") + f"# {mark}\n".encode())
@@ -96,7 +96,7 @@ def leave_marks(patch: pytest.MonkeyPatch, folder: Path, mark: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("case", ["buildah"], indirect=True)
 def test_made_from_nothing_elsewhere_it_is_the_same(case: Case, tmp_path: Path) -> None:
-    """The same layers and the same file, in another place and storage."""
+    """Another place and storage give the same layers and the same file."""
     here, elsewhere = tmp_path / "here.sqsh", tmp_path / "elsewhere.sqsh"
     sqshforge(case.root, "pack", checkouts.TARGET, "-o", here, "--profile", "fast")
     root = checkouts.copy(tmp_path / "checkout")
@@ -112,7 +112,7 @@ def test_made_from_nothing_elsewhere_it_is_the_same(case: Case, tmp_path: Path) 
 
 
 def sqshforge(root: Path, *words: str | Path) -> str:
-    """What a command of a checkout says, with buildah and a cache of its own."""
+    """Return the output of a checkout's command, with buildah and its own cache."""
     environment = {"SQSHFORGE_CACHE": str(root / "cache"), "ENGINE": "buildah"}
     done = subprocess.run(
         [sys.executable, "-m", "sqshforge", *words],
@@ -172,7 +172,7 @@ def test_the_image_says_what_it_is(case: Case) -> None:
 
 @pytest.mark.root
 def test_nothing_of_this_machine_stays_in_the_image(case: Case) -> None:
-    known = "root:x:0:0:"  # proves that the content is looked at
+    known = "root:x:0:0:"  # proves that the content is searched
     words = ["grep", "-a", "-o", "-h", "-F", "--devices=skip", "-e", known, "-e", case.mark]
     with address.parse(case.built.source, PROGRAMS).open() as content:
         assert isinstance(content, address.Folder)
@@ -195,7 +195,7 @@ def test_the_secrets_are_gone(case: Case) -> None:
 
 
 def test_the_settings_of_this_machine_reached_the_build(case: Case) -> None:
-    """Else the test above would prove nothing."""
+    """Otherwise the test above would prove nothing."""
     assert case.mark in access.pip(PROGRAMS).remote()
     assert access.proxies()["no_proxy"].endswith(case.mark)
     bundle = access.ca_bundle(access.pip(PROGRAMS))
@@ -210,7 +210,7 @@ def test_what_did_not_change_is_not_built(case: Case) -> None:
 
 
 def test_all_of_our_code_has_its_byte_code(case: Case) -> None:
-    """Python does not compare it with the source, which each process of a job would do anew."""
+    """Python does not compare it with the source, so no process of a job compiles it anew."""
     code = (
         "import json, marshal\n"
         "from importlib.util import cache_from_source\n"
@@ -227,7 +227,7 @@ def test_all_of_our_code_has_its_byte_code(case: Case) -> None:
 
 
 def test_packages_have_byte_code_but_for_their_tests(case: Case) -> None:
-    """A third of all byte code would be that of tests, which no job imports."""
+    """The byte code of tests, which no job imports, would be a third of all."""
     code = (
         "import json\n"
         "from pathlib import Path\n"
@@ -246,7 +246,7 @@ def test_an_edit_of_training_runs_only_its_own_steps_again(case: Case) -> None:
     reporter = checkouts.Listening()
     again = checkouts.build(case.engine, case.root, reporter)
     assert not again.up_to_date
-    bring, copy, compiling = sorted(reporter.executed())  # docker runs stages side by side
+    bring, copy, compiling = sorted(reporter.executed())  # docker runs stages in parallel
     assert (bring, copy) == ("COPY --from=code /code/ /sqshforge/", "COPY payload/ /code/")
     assert compiling.startswith("RUN PYTHONHASHSEED=0 python3.11 -B -m compileall "), compiling
     expected = (case.root / "training" / "edited.py").read_text()
@@ -257,7 +257,7 @@ def test_an_edit_of_training_runs_only_its_own_steps_again(case: Case) -> None:
 def test_after_an_edit_or_a_commit_all_else_comes_from_the_cache(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The edit loop as users have it: `sqshforge pack TARGET` builds and packs."""
+    """It uses the edit loop as users do: `sqshforge pack TARGET` builds and packs."""
     monkeypatch.setenv("SQSHFORGE_CACHE", str(tmp_path / "cache"))
     for name, value in (("AUTHOR", "me"), ("COMMITTER", "me")):
         monkeypatch.setenv(f"GIT_{name}_NAME", value)

@@ -1,4 +1,4 @@
-"""Two checkouts on one machine, which share an engine: each has an image of its own."""
+"""Two checkouts on one machine that share an engine each have their own image."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_each_keeps_its_image_and_stays_up_to_date(engine: Engine, tmp_path: Pat
         place.mkdir()
         (root / "training" / "edited.py").write_text(f"EDIT = '{root.name}'\n")
         edited = checkouts.build(engine, root, reporter)
-        # Only what the edit touches: the other checkout's build took no step out of the cache.
+        # Only what the edit touches runs: the other checkout's build has pushed nothing out of the
+        # cache.
         assert not any(step.startswith("RUN ") for step in reporter.executed()), reporter.heard
         engine.copy_out(edited.name, "/sqshforge/training", place)
         assert (place / "edited.py").read_text() == f"EDIT = '{root.name}'\n"

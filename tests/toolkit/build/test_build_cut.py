@@ -1,4 +1,4 @@
-"""A docker daemon whose own connections are cut in the middle of a build."""
+"""A docker daemon whose own connections break in the middle of a build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CUT = "rpc error: code = Internal desc = unexpected EOF"
 
 
 def build(folder: Path, words: list[str]) -> list[str]:
-    """Build with a client that says these words, one a call, and then succeeds; what it reports."""
+    """Build with a client whose calls fail with these words, then succeed; returns the report."""
     client = folder / "docker"
     for number, said in enumerate(words):
         (folder / f"say{number}").write_text(said)

@@ -33,7 +33,7 @@ PROGRAMS = Programs()
 
 
 def slow(place: Path) -> str:
-    """An instruction that no cache has, long enough to be killed in the middle."""
+    """Return an instruction that is in no cache, and slow enough to be killed in the middle."""
     return (
         f"RUN --mount=type=secret,id=ca \\\n    : {place}; test -e /run/secrets/ca && i=0"
         " && while [ $i -lt 40 ]; do sleep 0.1; i=$((i + 1)); done"
@@ -52,7 +52,7 @@ def secrets(root: Path) -> Path:
 
 
 def at_work(process: subprocess.Popen[str]) -> bool:
-    """Whether the slow instruction of a build runs."""
+    """Tell whether the slow instruction of a build is running."""
     if process.poll() is not None:
         raise RuntimeError(process.communicate()[1])
     return any(
@@ -108,7 +108,7 @@ def test_what_a_killed_build_leaves_goes_with_the_next(engine: Engine, tmp_path:
         process.wait()
         assert not checkouts.build(engine, root).up_to_date
         assert not secrets(root).exists()
-        # The engine's own process outlived its caller; it ends by itself and clears up.
+        # The engine's own process outlives its caller, but ends and cleans up by itself.
         assert containers.until(lambda: working_containers(engine) == [], 120)
     assert checkouts.build(engine, root).up_to_date
 
@@ -133,7 +133,7 @@ def buildah(storage: None) -> Engine:
 def test_the_containers_of_a_killed_build_go_with_the_next_and_no_others(
     buildah: Engine, tmp_path: Path
 ) -> None:
-    """Nothing of the build lives on: its own process is killed, and buildah and all below it."""
+    """Nothing of the build survives: its own process, buildah and all below it are killed."""
     root = checkouts.copy(tmp_path / "x", slow(tmp_path))
     with checkouts.command(root, "--engine", "buildah") as process:
         assert containers.until(lambda: at_work(process) and working_containers(buildah) != [], 120)
@@ -142,7 +142,7 @@ def test_the_containers_of_a_killed_build_go_with_the_next_and_no_others(
     left = working_containers(buildah)
     assert left
     image = json.loads(PROGRAMS.capture(["buildah", "inspect", left[-1]]))["FromImageID"]
-    looked_into = PROGRAMS.capture(["buildah", "from", image]).strip()  # by the user, to see why
+    looked_into = PROGRAMS.capture(["buildah", "from", image]).strip()  # by a user looking into it
     assert not checkouts.build(buildah, root).up_to_date
     (kept,) = working_containers(buildah)
     PROGRAMS.capture(["buildah", "rm", looked_into])
@@ -152,7 +152,7 @@ def test_the_containers_of_a_killed_build_go_with_the_next_and_no_others(
 def test_a_build_that_fails_leaves_the_containers_of_others(
     buildah: Engine, tmp_path: Path
 ) -> None:
-    """Another build's, which looks like its own, and that of a packer, which nobody may touch."""
+    """Another build's looks like its own, and a packer's must not be touched by anyone."""
     root = checkouts.copy(tmp_path / "first", slow(tmp_path))
     failing = checkouts.copy(tmp_path / "second", f"RUN : {tmp_path}; sleep 3; exit 7")
     with checkouts.command(failing, "--engine", "buildah") as second:
@@ -170,7 +170,7 @@ def test_a_build_that_fails_leaves_the_containers_of_others(
 
 
 def test_a_build_has_the_limits_of_its_caller(buildah: Engine, tmp_path: Path) -> None:
-    """Of its own accord buildah may ask for more, which not every root is given."""
+    """Left alone, buildah may ask for higher limits, which not every root may have."""
     files = PROGRAMS.capture(["sh", "-c", "ulimit -H -n"]).strip()
     root = checkouts.copy(tmp_path / "root", lines=f'RUN test "$(ulimit -H -n)" = {files}')
     assert checkouts.build(buildah, root).image.size > 0

@@ -1,4 +1,4 @@
-"""SOURCE_DATE_EPOCH, the time that an image is made for."""
+"""SOURCE_DATE_EPOCH, the creation time of an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failed build, a parameter set by hand and a small machine come to, in words."""
+"""The messages for a failed build, a parameter set by hand, and a small machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATCH = "triton-2.2.0/cache-private.patch"
 
 
 def refusal(root: Path, tmp_path: Path) -> str:
-    """What the real program says of our patch on a file that is not the one it was made for."""
+    """What the real patch program prints when our patch does not fit the file."""
     place = tmp_path / "python/triton/runtime"
     place.mkdir(parents=True)
     (place / "cache.py").write_text("import os\n" * 200)
@@ -158,7 +158,7 @@ def test_a_parameter_that_a_recipe_does_not_have_is_refused() -> None:
 def test_compile_jobs_are_asked_for_or_follow_from_the_machine(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of buildah's builds from this job, of docker's from the daemon's machine."""
+    """For buildah they follow from this job's limits, for docker from the daemon's machine."""
     what = recipe.find("cuda-mamba", root / "recipes")
     buildah = engine.choose("buildah", Programs())
     assert build.jobs(recipe.find("cpu-mamba", root / "recipes"), buildah) == {}

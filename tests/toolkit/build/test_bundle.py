@@ -1,4 +1,4 @@
-"""Bundles: gathered once, proven, moved; and images built from them with the network off."""
+"""Bundles: gathered once, verified and moved; images are built from them without a network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.engines import storage_fixture as storage_fixture
 pytestmark = pytest.mark.processes
 
 TARGET = checkouts.TARGET
-# Installs what is in the bundle, where no network card but the loopback is to be seen.
+# Installs what is in the bundle, and checks that only the loopback interface exists.
 LINES = """{% import "fragments/python.j2" as python with context %}
 RUN test "$(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ')" = lo
 {{ apt.install(recipe.apt, "system") }}
@@ -36,7 +36,7 @@ RUN test "$(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ')" = lo
 
 
 def sqshforge(root: Path, *words: str, **environment: str) -> Result:
-    """A command of a checkout, which may fail."""
+    """Run a command of a checkout, which may fail."""
     argv = [sys.executable, "-m", "sqshforge", *words]
     env = {**os.environ, **environment}
     done = subprocess.run(
@@ -46,7 +46,7 @@ def sqshforge(root: Path, *words: str, **environment: str) -> Result:
 
 
 def small(place: Path) -> Path:
-    """A checkout whose target needs one Python package and two of Debian's."""
+    """Make a checkout whose target needs one Python package and two of Debian's."""
     root = checkouts.copy(place, LINES)
     (root / "build" / "vendor").unlink()
     path = root / "recipes" / f"{TARGET}.yaml"
@@ -70,7 +70,7 @@ def small(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A checkout with a whole bundle; tests that change it take a copy."""
+    """A checkout with a complete bundle; tests that change it make a copy."""
     folder = tmp_path_factory.mktemp("offline")
     root = small(folder / "checkout")
     (folder / "engine").mkdir()
@@ -83,7 +83,7 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def moved(root: Path, place: Path) -> Path:
-    """The checkout and its bundle on another machine, as it were."""
+    """Copy the checkout and its bundle, as if to another machine."""
     shutil.copytree(root, place, symlinks=True, ignore=shutil.ignore_patterns("context"))
     return place
 
@@ -120,7 +120,7 @@ def test_gathering_goes_on_where_it_was_stopped(
     assert missing.read_bytes() == content
     assert kept.stat().st_mtime_ns == before
     assert not list(bundle.rglob("*.part"))
-    kept.rename(kept.with_suffix(".part"))  # as where it was stopped while it saved the base image
+    kept.rename(kept.with_suffix(".part"))  # as if it was stopped while saving the base image
     (bundle / "bundle.json").unlink()
     done = sqshforge(root, "vendor", TARGET, "--engine", "buildah")
     assert done.code == 0, done.err
@@ -128,7 +128,7 @@ def test_gathering_goes_on_where_it_was_stopped(
 
 
 def refused(root: Path, **environment: str) -> Result:
-    """A build that cannot be: for another time, so that no image that is there will do."""
+    """Try a build for another time, so that no existing image fits; returns its failure."""
     environment["SOURCE_DATE_EPOCH"] = "1"
     done = sqshforge(root, "build", TARGET, "--engine", "buildah", **environment)
     assert len(done.err.splitlines()) <= 6, done.err

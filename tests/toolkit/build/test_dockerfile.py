@@ -1,4 +1,4 @@
-"""Rendering: the Dockerfile is the golden one, clean under hadolint, and safe in its quoting."""
+"""Rendering: the Dockerfile equals the golden one, is clean under hadolint, and quotes safely."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TARGETS = [
     "neuron29-mamba2",
     "smp-llama",
 ]
-# With those that are for Arm too, as `Recipe.name` has them.
+# Includes those for Arm, as named by `Recipe.name`.
 NAMES = [*TARGETS, "cpu-mamba.arm64", "cuda13-mamba.arm64"]
 
 
@@ -144,10 +144,10 @@ def test_written_twice_it_is_the_same_to_the_time_and_nothing_old_stays(tmp_path
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_driver_is_brought_in_where_it_is_wanted(root: Path, target: str) -> None:
-    """What enroot's hook 98-nvidia.sh and nvidia-container-toolkit look at.
+    """Check what enroot's hook 98-nvidia.sh and nvidia-container-toolkit read.
 
-    Without NVIDIA_VISIBLE_DEVICES, or where it is void, they do nothing; by default they bring
-    nvidia-smi and no libcuda.
+    If NVIDIA_VISIBLE_DEVICES is missing or `void`, they do nothing; by default they bring
+    nvidia-smi but no libcuda.
     """
     what, locked = loaded(root, target)
     last = dockerfile.dockerfile(what, locked, root / "images").rpartition("\nFROM ")[2]
@@ -161,7 +161,7 @@ def test_the_driver_is_brought_in_where_it_is_wanted(root: Path, target: str) ->
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_licenses_of_all_sources_are_in_the_image(root: Path, target: str) -> None:
-    """And no label calls the whole image one license, as OCI's key for it would."""
+    """No label gives the whole image one license, as OCI's key for it would."""
     what, locked = loaded(root, target)
     text = dockerfile.dockerfile(what, locked, root / "images")
     assert "image.licenses" not in text
@@ -185,7 +185,7 @@ def test_the_network_is_off_wherever_something_is_compiled(root: Path, target: s
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_file_that_a_step_is_given_has_its_sum(root: Path, target: str) -> None:
-    """Else buildah would not see that another one is another step. Wheels have theirs for pip."""
+    """Otherwise buildah would not see that the step changed. For wheels, pip has the checksums."""
     text = dockerfile.dockerfile(*loaded(root, target), root / "images")
     for step in re.findall(r"^RUN .*?(?=^[A-Z#])", text, re.MULTILINE | re.DOTALL):
         given = set(re.findall(r"/run/(?!secrets|wheels|built|apt)\w+/[\w./-]+\w", step))
@@ -195,7 +195,7 @@ def test_every_file_that_a_step_is_given_has_its_sum(root: Path, target: str) ->
 
 @pytest.mark.processes
 def test_an_edit_that_keeps_the_length_reaches_the_image(docker: str, tmp_path: Path) -> None:
-    """BuildKit asks for a file again only where its size or its time has changed."""
+    """BuildKit sends a file again only if its size or its time has changed."""
     for content in (b"lr = 1\n", b"lr = 2\n"):
         files = {"Dockerfile": b"FROM scratch\nCOPY training/ /training/\n", "training/x": content}
         Context(files=files).write(tmp_path / "context")

@@ -1,4 +1,4 @@
-"""AWS's registry: whose host it is, and the permissions that a pull needs."""
+"""AWS's registry: how its hosts are recognized, and the permissions that a pull needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The login at AWS's registry through AWS's own tool, and what its refusals mean."""
+"""Logging in to AWS's registry with AWS's own tool, and what its refusals mean."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PASSWORD = "no-one-may-see-this-password"
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """A program that notes how it was called, and says all that it knows."""
+    """A program that records its arguments and input, and prints its input."""
     path = tmp_path / "docker"
     notes = f'echo "$@" > "{tmp_path}/argv"; cat > "{tmp_path}/stdin"'
     says = f'cat "{tmp_path}/stdin" >&2; exit $(cat "{tmp_path}/code" 2>&- || echo 0)'

@@ -1,4 +1,4 @@
-"""What engines say of a pull that AWS's registry refused, understood and reported with its fix."""
+"""What engines print when AWS's registry refuses a pull: understood, and reported with a fix."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_an_engine_says_of_a_refused_pull_is_understood(
 def test_a_login_counts_that_was_made_after_docker_was_spoken_to(
     server: Server, docker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an ECR login is, which is made just before the pull."""
+    """An ECR login is such a one: it is made just before the pull."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     server.answer(401, "Not Authorized")
     chosen = Docker(CLIENT, Programs())
@@ -113,7 +113,7 @@ def test_a_login_counts_that_was_made_after_docker_was_spoken_to(
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert chosen.pull(f"{server.address}/{NAME}:1", "localhost/none:1") is not None
     assert f"Basic {secret}" in [one.get("Authorization") for one in server.seen]
-    for used in ("other", "AWS:another"):  # and one that is made anew
+    for used in ("other", "AWS:another"):  # and one that replaces it
         secret = base64.b64encode(f"AWS:{used}".encode()).decode()
         settings = {"auths": {server.address: {"auth": secret}}}
         (tmp_path / "config.json").write_text(json.dumps(settings))

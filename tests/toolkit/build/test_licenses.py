@@ -1,4 +1,4 @@
-"""The licence files of what an image is compiled from: taken out of the sources' tars."""
+"""The license files of what an image is compiled from, taken from the sources' tars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqshforge.host.programs import Programs, Result
 
 
 def tar(folder: Path, name: str, *files: str, prefix: str = "") -> Path:
-    """A source as the build has it: NAME.tar, its files at the top."""
+    """Make a source as the build has it: NAME.tar, with its files at the top."""
     place = folder / f"{name}.tar"
     with tarfile.open(place, "w") as made:
         for file in files:
@@ -31,7 +31,7 @@ def licenses(root: Path, into: Path, *tars: Path) -> Result:
 @pytest.mark.processes
 @pytest.mark.parametrize("prefix", ["", "./"])
 def test_each_source_has_a_folder_with_its_files(root: Path, tmp_path: Path, prefix: str) -> None:
-    """By the names that NCCL, aws-ofi-nccl and GDRCopy have; of parts within a source, none."""
+    """The names are those in NCCL, aws-ofi-nccl and GDRCopy; parts of a source do not count."""
     files = ("LICENSE.txt", "ThirdPartyNotices.txt", "README.md", "src/LICENSE", "licenses.py.in")
     nccl = tar(tmp_path, "nccl", *files[:4], prefix=prefix)
     plugin = tar(tmp_path, "aws-ofi-nccl", "LICENSE", "NOTICE", "NOTES", prefix=prefix)

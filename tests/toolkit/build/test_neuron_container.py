@@ -1,4 +1,4 @@
-"""The recipe on AWS's own Neuron container, as the page of neuron29-mamba2 prints it."""
+"""The recipe on AWS's own Neuron container, as printed on the page of neuron29-mamba2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPOSITORY = "public.ecr.aws/neuron/pytorch-training-neuronx"
 
 @pytest.fixture
 def recipes(root: Path, tmp_path: Path) -> Path:
-    """The recipes, with that of the page put in as the page says."""
+    """The recipes, including the page's one, added as the page says."""
     folder = tmp_path / "recipes"
     shutil.copytree(root / "recipes", folder)
     block = re.search(r"```yaml\n(.*?)```", (root / PAGE).read_text(), re.DOTALL)
@@ -48,7 +48,7 @@ def test_it_renders_for_both_sdks(
     tag: str,
     python: str,
 ) -> None:
-    if values is None:  # the one setting that the page names
+    if values is None:  # the one setting that the page only names
         setting = re.search(r'SET="(tag=2\.5\.1[^"]*)"', (root / PAGE).read_text())
         assert setting is not None
         values = dict(word.split("=", 1) for word in setting[1].split())
@@ -61,6 +61,6 @@ def test_it_renders_for_both_sdks(
     text = dockerfile.dockerfile(chosen, lock.set_by_hand(locked, what, chosen), root / "images")
     assert f"ARG BASE={REPOSITORY}:{tag}\n" in text
     assert f"&& python{python} /run/wheels/pip-25.3" in text
-    assert "neuronx-cc" not in text  # the container's own stays
+    assert "neuronx-cc" not in text  # the container's own one is kept
     assert f'PYTORCH_VERSION="{tag.partition("-")[0]}"' in text
     assert chosen.site == f"/usr/local/lib/python{python}/site-packages"

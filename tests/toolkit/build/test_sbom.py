@@ -1,4 +1,4 @@
-"""The bill of materials of an image: a valid SPDX document that holds all, and nothing false."""
+"""The bill of materials of an image: a valid SPDX document, complete and correct."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def sbom(meta: Path, *words: str | Path, epoch: str = "1700000000") -> Result:
 
 
 def made(image: Path) -> Document:
-    """The document of a root, which must be valid."""
+    """Make the document of a root, which must be valid."""
     done = sbom(image / "meta", "--root", image)
     assert (done.code, done.out, done.err) == (0, "", "")
     return checked(image / "meta")
@@ -123,7 +123,7 @@ def sums(package: Package) -> list[str]:
 
 
 def links(document: Document) -> set[tuple[str, str, str]]:
-    """The relationships, with names in place of identifiers."""
+    """Return the relationships, with names in place of identifiers."""
     names = {one.spdx_id: one.name for one in document.packages} | {"SPDXRef-DOCUMENT": "document"}
     return {
         (names[one.spdx_element_id], one.relationship_type.name, names[target])
@@ -143,7 +143,7 @@ def test_the_image_holds_what_its_own_records_say(image: Path) -> None:
     assert set(dists) == {"NumPy", "torch", "triton", "mamba_ssm", "debian-own"}
     assert locator(dists["mamba_ssm"]) == "pkg:pypi/mamba-ssm@2.2"
     assert "site-packages/torch-2.1.dist-info/METADATA" in str(dists["torch"].source_info)
-    # torch has two files in the lock, and Debian's own package is of none.
+    # torch has two files in the lock, and Debian's own package has none.
     assert {name: sums(one) for name, one in dists.items() if one.checksums} == {"NumPy": [A]}
     inside = {one for name, how, one in links(document) if (name, how) == ("test", "CONTAINS")}
     assert inside == {"debian", *debs, *dists}

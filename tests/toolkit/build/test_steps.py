@@ -1,4 +1,4 @@
-"""Every step of every image is run by some test; docs/images/targets.md says how each stage is."""
+"""Some test runs every step of every image; docs/images/targets.md says how for each stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.stages import rehearsal
 
-# make test-images and make quickstart build these from their own Dockerfiles.
+# `make test-images` and `make quickstart` build these from their own Dockerfiles.
 BUILT = ("cpu-mamba", "cuda-mamba-ubuntu", "smp-llama")
 GOLDEN = Path(__file__).parents[2] / "golden"
 NAMES = sorted(path.name.removesuffix(".Dockerfile") for path in GOLDEN.glob("*.Dockerfile"))
@@ -20,9 +20,9 @@ def dockerfile(name: str) -> str:
 
 
 def steps(name: str) -> set[str]:
-    """The steps of an image without its name, sums, and the platform in the names of caches.
+    """Return an image's steps without its name, checksums, and the platform in cache names.
 
-    `name` is a target's, with that of its platform where it is for several.
+    `name` is a target's, followed by the platform's if the target has several.
     """
     text = re.sub(r"(?:\.arm64)?-[0-9a-f]{12},target=/build", "-*,target=/build", dockerfile(name))
     found = re.findall(r"^(?:RUN|COPY) .*?[^\\]$", text, re.MULTILINE | re.DOTALL)
@@ -32,7 +32,7 @@ def steps(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_of_an_image_is_run(name: str) -> None:
-    """For one platform at least: the steps of another one are the same."""
+    """For one platform at least: the steps of the others are the same."""
     run = set[str]().union(*(steps(one) for one in (*rehearsal.TARGETS, *BUILT)))
     assert steps(name) - run == set()
 

@@ -1,8 +1,8 @@
-"""Triton from source: a rehearsal of its stage, with small files in the place of the real ones.
+"""Triton from source: a rehearsal of its stage, with small files in place of the real ones.
 
 The fragment, the lock, the downloads and the engines are real; Triton, LLVM, NVIDIA's programs and
 googletest are made up. Their setup.py and CMakeLists.txt look for each other where the real ones
-do, and try to get something from the network.
+do, and try to download something.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COPY payload/ /sqshforge/
 
 
 def rehearsal(root: Path, upstream: Path, web: Web) -> Path:
-    """A checkout whose target compiles the made-up Triton; its lock knows every sum."""
+    """A checkout whose target compiles the made-up Triton; its lock has every checksum."""
     commits = {
         one: vendor_parts.repository(upstream / one, vendor_parts.part(one, web.url))
         for one in ("triton", "googletest")
@@ -115,7 +115,7 @@ def web() -> Iterator[Web]:
 
 @pytest.fixture
 def checkout(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout, whose build passes on a proxy that is none, and whom not to ask it for."""
+    """A checkout whose build passes on a broken proxy, and the hosts that do not need it."""
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, ",".join(filter(None, (os.environ.get(name), "127.0.0.1"))))
     return rehearsal(tmp_path / "checkout", tmp_path / "upstream", web)
@@ -125,7 +125,7 @@ def checkout(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_all_is_where_the_build_looks_for_it_and_nothing_answers_it(
     engine: Engine, checkout: Path, web: Web, tmp_path: Path
 ) -> None:
-    """With docker, and from a bundle: tests/stages/test_triton.py."""
+    """Docker, and a bundle, are tested in tests/stages/test_triton.py."""
     rehearse(engine, checkout, web, tmp_path)
 
 
@@ -136,7 +136,7 @@ def rehearse(engine: Engine, checkout: Path, web: Web, tmp_path: Path) -> None:
     engine.copy_out(built.name, "/wheels", made)
     assert [path.name for path in made.iterdir()] == ["triton-2.2.0-py3-none-any.whl"]
     asked = [path for path, _ in web.asked]
-    assert "/before-the-stage" in asked  # without what the stage does, the network is there
+    assert "/before-the-stage" in asked  # outside the stage there is a network
     assert "/gone/llvm.tar.gz" in asked
     assert not [path for path in asked if path.startswith("/by-")]
 

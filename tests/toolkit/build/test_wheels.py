@@ -1,4 +1,4 @@
-"""Files of locked packages: the best one for the platform, and only those that the lock knows."""
+"""Files of locked packages: the best one for the platform, and only those in the lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 
 NewIndex = Callable[..., Index]
 SOURCE = sdist("tool")
-# From the best for Python 3.10 to the worst; then what does not fit at all.
+# From best to worst for Python 3.10; then those that do not fit at all.
 FITTING = [
     "cp310-cp310-manylinux_2_17_x86_64.manylinux2014_x86_64",
     "cp310-abi3-manylinux_2_17_x86_64",
@@ -45,7 +45,7 @@ FOREIGN = [
 
 
 def locked(*distributions: Distribution) -> LockedPackage:
-    """One package as a lock has it that knows of all these files."""
+    """Return one package as in a lock that has all these files."""
     hashes = tuple(f"sha256:{one.sha256}" for one in distributions)
     return LockedPackage(name="tool", version="1.0", hashes=hashes)
 

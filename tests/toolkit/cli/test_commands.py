@@ -1,4 +1,4 @@
-"""The command line from outside: exit codes, one clear message, the next command at the end."""
+"""The command line from outside: exit codes, one clear message, and the next command at the end."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_docker_asked_for_without_a_daemon_is_exit_code_3() -> None:
 
 
 def test_no_engine_at_all_is_exit_code_3(tmp_path: Path) -> None:
-    # A PATH with the shell's own tools, and without any engine.
+    # A PATH with the shell's own tools, but without any engine.
     for name in ("sh", "python3"):
         (tmp_path / name).symlink_to(Path(f"/usr/bin/{name}"))
     done = sqshforge("build", "cpu-mamba", env={"PATH": str(tmp_path)})
@@ -146,7 +146,7 @@ def test_a_broken_recipe_is_reported_with_all_its_faults(root: Path, tmp_path: P
     for name in ("sqshforge", "training"):
         (copy / name).symlink_to(root / name)
     (copy / "recipes" / "bad.yaml").write_text("target: bad\naccelerator: gpu\n")
-    # The package finds its checkout by where it lies, so it is copied, not linked.
+    # The package finds its checkout by its own location, so it is copied, not linked.
     (copy / "sqshforge").unlink()
     subprocess.run(["cp", "-r", root / "sqshforge", copy / "sqshforge"], check=True)
     done = Programs().attempt([sys.executable, "-m", "sqshforge", "build", "bad"], cwd=copy)
@@ -175,7 +175,7 @@ def test_the_make_targets_are_listed_in_a_line_each(root: Path) -> None:
 
 
 def test_the_whole_path_by_command_line(packed_image: Path) -> None:
-    """Everything is built already: each step says so and names the next one."""
+    """Everything is built already: each step says so, and names the next one."""
     engine = {"ENGINE": "buildah"}
     built = sqshforge("build", "cpu-mamba", env=engine)
     assert built.code == 0, built.err
@@ -193,7 +193,7 @@ def test_the_whole_path_by_command_line(packed_image: Path) -> None:
 
 
 class AskedError(Exception):
-    """The options that a pack was asked for."""
+    """Carries the options that a pack was called with."""
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_target_is_packed_by_its_list(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where it has one, and nothing else is said."""
+    """It uses the target's list, if it has one, and prints nothing else."""
 
     def asked(_steps: object, _built: object, _place: Path, options: Options, _: object) -> None:
         raise AskedError(options)
@@ -257,7 +257,7 @@ def test_smoke_test_as_json_and_quickstart_does_nothing_that_is_done(packed_imag
 def test_a_smoke_test_that_fails_says_which_check_and_ends_with_1(
     packed_image: Path, tmp_path: Path
 ) -> None:
-    """The same image with a lock that names another torch: the versions do not agree."""
+    """The same image with another torch in its lock: the versions do not match."""
     tree = tmp_path / "meta"
     program = Programs()
     program.capture(["unsquashfs", "-q", "-n", "-d", tree, packed_image, "sqshforge"])
@@ -292,7 +292,7 @@ def test_a_full_disk_is_exit_code_3_in_every_command(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_user_without_a_home_is_reported() -> None:
-    """A uid that the machine does not know, as in a container."""
+    """Its uid is unknown to the machine, as can happen in a container."""
     with existing() as user:
         words: list[str | Path] = [*user.enter(), "setpriv", "--reuid=54321", "--regid=54321"]
         words += ["--clear-groups", "env", "-u", "HOME", "-u", "XDG_CACHE_HOME"]
@@ -309,7 +309,7 @@ def test_a_user_without_a_home_is_reported() -> None:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed(closed: str, tmp_path: Path) -> None:
-    """As a daemon or a cron job may start it."""
+    """A daemon or a cron job may start it like that."""
     file = tiny_root.sqsh(tmp_path / "tiny")
     for words in (f"verify {file}", f"diff {file} {file}", f"inspect {file}"):
         done = Programs().attempt(["sh", "-c", f"{SCRIPT} {words} {closed}"])

@@ -1,4 +1,4 @@
-"""The Tab key, in a real bash on a terminal: it completes what `sqshforge` takes."""
+"""The Tab key in a real bash on a terminal completes what `sqshforge` accepts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 LINE = 'eval "$(_SQSHFORGE_COMPLETE=bash_source sqshforge)"'
 PROMPT = "ready> "
 TAB = "\t"
-ALL = "\x1b*"  # readline's key for all that Tab would list
+ALL = "\x1b*"  # readline's key to insert everything that Tab would list
 TIMEOUT = 120.0  # seconds
 
 
@@ -36,7 +36,7 @@ class Shell:
         self.seen = ""
 
     def wait(self, pattern: str) -> str:
-        """Read until the pattern comes; its group."""
+        """Read until the pattern occurs; returns its group."""
         deadline = time.monotonic() + TIMEOUT
         while (found := re.search(pattern, self.seen)) is None:
             ready, _, _ = select.select([self.terminal], [], [], deadline - time.monotonic())
@@ -49,8 +49,8 @@ class Shell:
         os.write(self.terminal, keys.encode())
 
     def completed(self, keys: str) -> str:
-        """The command line that these keys make: it is printed, and not run."""
-        self.type(f"{keys}\x01echo '[\x05]'\r")  # at its begin, and at its end
+        """Return the command line that these keys make, without running it."""
+        self.type(f"{keys}\x01echo '[\x05]'\r")  # typed at the start and at the end of the line
         line = self.wait(r"\n\[([^\r\n]*)\]\r?\n")
         self.wait(f"({PROMPT})")
         return line

@@ -1,4 +1,4 @@
-"""What --help says of the commands: whole, within 80 columns."""
+"""The output of the commands' --help: complete, and within 80 columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C before a command has begun, while Python loads what it is made of."""
+"""Ctrl-C before a command has begun, while Python loads its modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.command_line import SCRIPT
 
 pytestmark = pytest.mark.processes
 
-# Stands where a module is loaded from first, and interrupts the process that loads it.
+# Lies where modules are loaded from first, and interrupts the process that loads it.
 INTERRUPTING = """
 import os, signal, time
 os.kill(os.getpid(), signal.SIGINT)
@@ -42,7 +42,7 @@ def test_an_interrupt_while_it_loads(
 
 
 def test_an_interrupt_that_is_ignored_stays_so(tmp_path: Path) -> None:
-    """As a shell starts what is in the background."""
+    """A shell ignores it for processes in the background."""
     (tmp_path / "difflib.py").write_text(INTERRUPTING)
     done = subprocess.run(
         ["sh", "-c", 'trap "" INT; exec "$@"', "sh", SCRIPT, "--version"],

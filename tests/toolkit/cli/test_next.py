@@ -1,4 +1,4 @@
-"""The command that each command ends with: it runs as it stands, where it was shown."""
+"""The command that each command suggests at its end: it runs unchanged, where it was shown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LABELS = (("io.sqshforge.target", "cpu-mamba"),)
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small file that says that it was made for cpu-mamba."""
+    """A small file with a record that it was made for cpu-mamba."""
     folder = tmp_path_factory.mktemp("next")
     return tiny_root.sqsh(folder / "tiny", ImageConfig(reference="t", labels=LABELS))
 
@@ -57,7 +57,7 @@ def runs(tmp_path: Path) -> Iterator[Path]:
 
 
 def said(*words: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
-    """The next command that a command shows."""
+    """Return the next command that a command suggests."""
     done = Programs().attempt([SCRIPT, *words], cwd=cwd, env=env)
     assert done.code == 0, done.out + done.err
     shown = re.findall(r"^next: (.*)$", done.out, re.MULTILINE)
@@ -66,7 +66,7 @@ def said(*words: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None
 
 
 def require_runs(line: str, cwd: Path) -> None:
-    """Its program is there, and takes its words."""
+    """Check that the program of a command line exists and accepts its words."""
     words = shlex.split(line)
     while re.fullmatch(r"[A-Z]+=.*", words[0]):
         words.pop(0)
@@ -116,8 +116,8 @@ def test_of_every_command_on_a_file(
         line = said(*words, cwd=tmp_path, env=env)
         require_runs(line, tmp_path)
         if words[0] in ("pack", "inspect", "sign"):
-            assert "'a b.sqsh'" in line  # relative to where it is typed, and quoted
-        if words[0] in ("diff", "sign", "cache"):  # cheap enough to do as it says
+            assert "'a b.sqsh'" in line  # relative to the current folder, and quoted
+        if words[0] in ("diff", "sign", "cache"):  # these are cheap enough to run
             done = subprocess.run(
                 line, shell=True, cwd=tmp_path, env={**os.environ, **env}, capture_output=True
             )
@@ -149,7 +149,7 @@ def test_the_first_job_of_a_cluster_by_an_image_whose_path_has_a_space(tmp_path:
 
 
 def record(image: Path, target: str) -> None:
-    """Write beside a file that it was packed from a target's image."""
+    """Write a record beside a file that says it was packed from a target's image."""
     config = asdict(ImageConfig(reference="t", labels=(("io.sqshforge.target", target),)))
     facts = {"key": "k", "size": 1, "image": config, "settings": {}}
     request.record_path(image).write_text(json.dumps(facts))
@@ -256,7 +256,7 @@ def test_of_a_run_that_failed_with_its_output_here(runs: Path) -> None:
 def test_stage_prints_the_path_alone(tiny: Path, tmp_path: Path) -> None:
     done = Programs().attempt([SCRIPT, "stage", tiny, tmp_path / "disk"])
     assert done.code == 0 and len(done.out.splitlines()) == 1
-    assert Path(done.out.strip()).is_file()  # launchers take it from there
+    assert Path(done.out.strip()).is_file()  # launchers take the runtime from there
 
 
 def test_the_program_is_called_as_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +290,7 @@ def test_a_job_is_next_where_a_cluster_answers(
     code: int,
     expected: str | None,
 ) -> None:
-    """Of its own image, with the launcher of its target."""
+    """The job is of the target's own image and launcher."""
     for name in ("sinfo", "sbatch"):
         (tmp_path / name).write_text(SINFO % (answer, code))
         (tmp_path / name).chmod(0o755)

@@ -18,20 +18,20 @@ from tests.support.cgroups import Cgroup, cgroup
 pytestmark = pytest.mark.processes
 
 MEMORY = 4 << 30
-# Of a make that runs these tests, and of a user who has chosen the engine.
+# Variables of a make that runs these tests, or of a user who has chosen the engine.
 FOREIGN = ("ENGINE", "OFFLINE", "TARGET", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
 
 
 @pytest.fixture
 def machine() -> Iterator[Cgroup]:
-    """What is started in it, and all containers, have so much memory together."""
+    """Limits the memory of everything started in it and of all containers together."""
     with cgroup("memory", {"memory.max": str(MEMORY)}, top=True) as whole:
         yield whole
 
 
 @pytest.fixture
 def disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for temporary files on the checkout's own disk: what lies in memory would count."""
+    """A folder for temporary files on the checkout's disk: files in memory would count as such."""
     (root / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root / "build") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -57,7 +57,7 @@ def quickstart(
 @pytest.mark.root
 @pytest.mark.hardware("a cgroup of memory")
 def test_from_a_clone_to_a_proven_sqsh(machine: Cgroup, disk: Path) -> None:
-    """With the client of the daemon's own version, whatever else is on the PATH."""
+    """It uses the client of the daemon's own version, whatever else is on the PATH."""
     checkout, tools = checkouts.clone(disk / "clone"), disk / "tools"
     tools.mkdir()
     (tools / "docker").symlink_to(engines.CLIENT)

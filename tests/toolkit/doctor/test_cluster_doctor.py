@@ -1,4 +1,4 @@
-"""What the doctor makes of the facts that nodes have reported: pure, no node and no Slurm."""
+"""What the doctor concludes from the reports of nodes: pure functions, no nodes, no Slurm."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ ASKED = Asked(
 
 @pytest.fixture(autouse=True)
 def ordinary_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests: root's commands would have no sudo."""
+    """Pretend to be an ordinary user: for root, the suggested commands have no sudo."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
 
 def node(name: str = "n1", **changed: Any) -> Node:
-    """A node where all is fine, but for these parts of its report."""
+    """Return a node where everything is fine, except for these parts of its report."""
     shown = json.loads(json.dumps(FINE))
     for part, values in changed.items():
         shown[part] = (
@@ -74,13 +74,13 @@ def judged(*nodes: Node, asked: Asked = ASKED) -> list[Row]:
 
 
 def gaps(*nodes: Node, asked: Asked = ASKED) -> dict[str, Row]:
-    """What is needed and missing, by what it is."""
+    """Return what is needed but missing, by name."""
     found = judged(*nodes, asked=asked)
     return {row.finding.what: row for row in found if row.finding.needed and not row.finding.ok}
 
 
 def one(what: str, *nodes: Node, asked: Asked = ASKED) -> Row:
-    """The only row of a kind."""
+    """Return the only row of a kind."""
     (found,) = several(what, *nodes, asked=asked)
     return found
 
@@ -228,7 +228,7 @@ def test_what_most_nodes_have_is_right() -> None:
     (most, few) = several("enroot", node("n1"), node("n2"), odd)
     assert most.finding.ok and most.nodes == ("n1", "n2")
     assert few.nodes == ("n3",) and few.finding.fix == "the same on all nodes of a partition"
-    # Of two nodes nobody knows which one is right.
+    # Of two nodes, nobody can say which one is right.
     assert not any(row.finding.ok for row in several("enroot", node("n1"), odd))
 
 
@@ -256,7 +256,7 @@ def test_pyxis_is_reported_with_what_it_does_to_an_image() -> None:
     assert "use_squashfuse is not set" in one("pyxis", unpacks).finding.detail
     mounts = node(pyxis={**known, "squashfuse": True})
     assert "squashfuse mounts an image" in one("pyxis", mounts).finding.detail
-    # Who unpacks needs no squashfuse, but the room for it.
+    # To unpack, no squashfuse is needed, but enough space is.
     assert gaps(node(pyxis=known, programs={"squashfuse": ""})) == {}
     assert "squashfuse (mounts an image)" in gaps(
         node(pyxis={**known, "squashfuse": True}, programs={"squashfuse": ""})
@@ -327,13 +327,13 @@ def test_an_image_is_held_against_the_one_here_else_against_that_of_most() -> No
     other = node("n3", image={"size": 7, "read": 7, "digest": "c"})
     assert gaps(node("n1"), node("n2"), other, asked=nobody)[f"image {IMAGE}"].nodes == ("n3",)
     slow = node("n2", image={"read": 1 << 20, "digest": "part", "seconds": 40.0})
-    assert gaps(node("n1"), slow) == {}  # of a part the size alone can be compared
+    assert gaps(node("n1"), slow) == {}  # if only a part was read, only the size can be compared
     unasked = replace(ASKED, image=None, head=None)
     assert several("image", node(), asked=unasked) == []
 
 
 def off(clocks: dict[str, tuple[float, float]]) -> dict[str, str]:
-    """The nodes whose clocks are wrong, with what is said of them."""
+    """Return the nodes whose clocks are wrong, with the message for each."""
     nodes = [node(name) for name in clocks if name != HERE]
     found = rows(nodes, ASKED, clocks)
     wrong = [row for row in found if row.finding.what == "clock" and not row.finding.ok]

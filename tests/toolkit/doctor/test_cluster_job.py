@@ -1,4 +1,4 @@
-"""The job of the doctor: which nodes it asks, what it takes for an answer, what slurm.conf says."""
+"""The doctor's job: which nodes it asks, which answers it accepts, and what slurm.conf says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ g2 gpu drain
 
 
 class Slurm(Programs):
-    """A Slurm that says what it is set to, by the name of the program."""
+    """A Slurm with preset output, by the name of the program."""
 
     def __init__(self, said: Mapping[str, str], code: int = 0) -> None:
         self.said, self.code = said, code
@@ -46,7 +46,7 @@ HERE = Slurm({"srun": "--overlap", "sinfo": SINFO, "scontrol": "n7\nn8\n"})
 
 @pytest.fixture(autouse=True)
 def outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test is within a job, whatever the tests themselves run in."""
+    """Hide any job that the tests themselves run in."""
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_PARTITION"):
         monkeypatch.delenv(name, raising=False)
 
@@ -54,7 +54,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_idle_nodes_of_the_default_partition() -> None:
     plan = job.plan(None, "", HERE)
     assert (plan.count, plan.partition, plan.names) == (2, "all", ("n1", "n2"))
-    assert plan.others == {"n3": "alloc", "n4": "idle~"}  # one that is switched off stays so
+    assert plan.others == {"n3": "alloc", "n4": "idle~"}  # one that is powered down is left alone
 
 
 def test_as_many_as_asked_and_waiting_for_those_that_are_not_idle() -> None:
@@ -131,7 +131,7 @@ def test_the_call_has_a_task_a_node_and_a_limit() -> None:
     assert "--time=3" in words and "--partition=all" in words
     asked = json.loads(words[-1])
     assert asked == {"markers": ["/fsx/m"], "image": "/fsx/a b.sqsh", "seconds": 120}
-    assert max(map(len, words)) < 64 << 10  # half of what Linux allows for one
+    assert max(map(len, words)) < 64 << 10  # half of what Linux allows for one argument
 
 
 def lines(name: str, shown: object, size: int = 20) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The doctor: each cause is found before the work starts, and reported with what fixes it."""
+"""The doctor: it finds each cause before the work starts, and reports it with its fix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NATIVE = {"GraphDriverName": "overlay", "GraphRoot": "/home/u/graph", "GraphOpti
 
 
 class Fake(Programs):
-    """A machine with these programs, which say what they are set to."""
+    """A machine with these programs, which print preset output."""
 
     def __init__(
         self, names: Sequence[str], said: Mapping[str, str], store: Mapping[str, Any], works: bool
@@ -62,9 +62,9 @@ Make = Callable[..., Host]
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A machine of an ordinary user where all is there, less what a test takes away."""
+    """A machine of an ordinary user with everything installed, except for what a test removes."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setenv("STORAGE_DRIVER", "overlay")  # what the user chose is left alone
+    monkeypatch.setenv("STORAGE_DRIVER", "overlay")  # the user's choice is left alone
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def make(
@@ -88,7 +88,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             (root / "dev").mkdir(exist_ok=True)
             (root / "dev/fuse").touch()
             (root / "dev/fuse").chmod(fuse)
-        # Root, who runs these tests, may read anything: the mode tells for the user.
+        # The tests run as root, who may read anything, so the mode decides for the user.
         monkeypatch.setattr(
             os, "access", lambda path, mode: bool(Path(path).stat().st_mode & 0o006)
         )
@@ -107,7 +107,7 @@ def work(host: Host) -> list[Finding]:
 
 
 def gaps(host: Host) -> dict[str, str]:
-    """What is needed and missing, by its first word, with what fixes it."""
+    """Return what is needed but missing, by its first word, with the fix."""
     return {one.what.split()[0]: one.fix for one in work(host) if one.needed and not one.ok}
 
 
@@ -159,7 +159,7 @@ def test_what_proves_debian_s_packages_is_looked_for(machine: Make) -> None:
 
 def test_an_old_buildah_is_reported_with_what_works_and_what_does_not(machine: Make) -> None:
     host = machine(buildah="1.23.1")
-    assert gaps(host) == {}  # cpu-mamba is built by it
+    assert gaps(host) == {}  # buildah builds cpu-mamba
     found = one(host, "buildah 1.24")
     assert "1.23.1 builds cpu-mamba" in found.detail and "CUDA targets" in found.detail
     assert found.fix.startswith("sudo apt-get install docker.io")
@@ -273,7 +273,7 @@ def test_copying_layers_whole_is_reported_with_what_is_faster(machine: Make) -> 
     assert "Linux 5.13" in one(closed, "storage").fix
     lacking = machine(store=VFS, overlay=False, without=["fuse-overlayfs"])
     assert "apt-get install fuse-overlayfs" in one(lacking, "storage").fix
-    doctor.require(closed, Path("none.sqsh"))  # it is slow and works
+    doctor.require(closed, Path("none.sqsh"))  # it is slow, but works
 
 
 def test_a_setting_of_the_user_s_own_is_not_overwritten(
@@ -371,4 +371,4 @@ def test_what_is_needed_is_named_before_the_work_starts(machine: Make) -> None:
     assert len("\n".join(caught.value.lines()).splitlines()) <= 8
 
 
-# The real thing.
+# With the real machine.

@@ -1,4 +1,4 @@
-"""`sqshforge doctor` and `make doctor`, as they are called."""
+"""`sqshforge doctor` and `make doctor` as users call them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.processes
 
 
 def test_by_command_line() -> None:
-    done = sqshforge("doctor", env={"HTTPS_PROXY": "http://127.0.0.1:9"})  # asks no registry
+    done = sqshforge("doctor", env={"HTTPS_PROXY": "http://127.0.0.1:9"})  # it asks no registry
     assert done.code == 0, done.out + done.err
     assert done.out.splitlines()[-1] == "next: make quickstart"
 
 
 def in_folder(folder: Path) -> set[Path]:
-    """All that is in a folder but for what Python compiles."""
+    """Return everything in a folder, except for what Python compiles."""
     return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
 
@@ -32,12 +32,12 @@ def test_make_doctor_installs_nothing_and_takes_only_the_system_s_python(tmp_pat
     before = in_folder(clone)
     home = tmp_path / "home"
     home.mkdir()
-    # A PATH with little but Python: packages of this machine are missing, as on a fresh one.
+    # A PATH with little but Python: this machine's packages are missing, as on a fresh one.
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("sh", "make", "dirname", "id", "cksum", "unshare", "apt-get"):
         (tools / name).symlink_to(shutil.which(name) or f"/usr/bin/{name}")
-    # Its own folder holds all the rest, so it is called from there.
+    # Its own folder has everything else, so it is called through a link.
     python = tools / "python3"
     python.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
     python.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The doctor as an ordinary user, in a clone where nothing is set up: what it tries is real."""
+"""The doctor as an ordinary user, in a clone with nothing set up; its checks are real."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def clone(user: User) -> Path:
 
 
 def examined(user: User, clone: Path, before: str = ":", **variables: str) -> tuple[int, list[str]]:
-    """The doctor's exit code and lines, after root did something to the machine that it sees."""
+    """Return the doctor's exit code and lines, after root has changed the machine that it sees."""
     words = [*user.enter(), "sh", "-c", f'{before}; exec "$@"', "sh", *AS_USER]
     done = subprocess.run(
         [*words, str(clone / "setup.sh"), "doctor"],
@@ -37,7 +37,7 @@ def examined(user: User, clone: Path, before: str = ":", **variables: str) -> tu
 
 
 def shown(lines: list[str], name: str) -> tuple[str, str]:
-    """A finding's line, and the one with what fixes it."""
+    """Return a finding's line, and the one with its fix."""
     at = next(index for index, line in enumerate(lines) if line[8:].startswith(name))
     return lines[at], lines[at + 1].strip()
 
@@ -49,14 +49,14 @@ def test_all_is_there_and_slow_storage_is_reported_with_a_setting_that_fixes_it(
     assert code == 0, "\n".join(lines)
     assert lines[-2:] == ["all there", "next: make quickstart"]
     line, fix = shown(lines, "storage of buildah")
-    if "vfs" in line:  # what buildah takes by itself before 1.29
+    if "vfs" in line:  # buildah's own default before 1.29
         assert line.startswith("-") and "every layer is copied whole" in line
         user.run("sh", "-c", fix.partition(": ")[2])
         code, lines = examined(user, clone)
         line, _ = shown(lines, "storage of buildah")
     assert line.startswith("ok") and "the kernel's overlay" in line, line
     containers_of_it = user.home / ".local/share/containers/storage"
-    assert not list(containers_of_it.glob(".sqshforge*"))  # what it tried it in
+    assert not list(containers_of_it.glob(".sqshforge*"))  # in which it tried it
 
 
 def test_a_closed_fuse(user: User, clone: Path) -> None:
@@ -69,10 +69,10 @@ def test_a_closed_fuse(user: User, clone: Path) -> None:
 
 @pytest.mark.parametrize("home", ["not-there", "closed"])
 def test_a_home_that_cannot_be_written(home: str, as_root: None, user: User, clone: Path) -> None:
-    """Where the usual place of logins is root's, as after root has used buildah."""
+    """The usual place of logins belongs to root, as after root has used buildah."""
     Path("/run/containers").mkdir(mode=0o700, exist_ok=True)
     (user.place / "closed").mkdir(mode=0o700, exist_ok=True)
-    temporary = user.home / "buildahs"  # where it keeps what else goes to XDG_RUNTIME_DIR
+    temporary = user.home / "buildahs"  # for what else would go to XDG_RUNTIME_DIR
     temporary.mkdir(exist_ok=True)
     places = {"HOME": str(user.place / home), "TMPDIR": str(user.take(temporary))}
     code, lines = examined(user, clone, XDG_RUNTIME_DIR="", SQSHFORGE_CACHE="", **places)

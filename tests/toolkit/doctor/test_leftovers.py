@@ -1,4 +1,4 @@
-"""What killed commands left is named, by `doctor` and by `cache prune`, with what removes it."""
+"""`doctor` and `cache prune` report what killed commands left, with the command to remove it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHAT = "left by a command that was killed"
 
 
 def ended(kind: str) -> str:
-    """A name that a process gave which is no more."""
+    """Return a name that was given by a process that has ended."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
     return temporary.name(kind).replace(f".{os.getpid()}.", f".{process.pid}.")
@@ -36,7 +36,7 @@ def ended(kind: str) -> str:
 
 @pytest.fixture
 def above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go; the cache is another one too."""
+    """Set the folder for temporary files, and an empty cache."""
     place = tmp_path / "a b"
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))
@@ -45,7 +45,7 @@ def above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(command: list[str]) -> list[str]:
-    """What a command tells of leftovers, each line followed by what removes that."""
+    """Return a command's lines about leftovers, each followed by the one that removes it."""
     done = sqshforge(*command, env={"COLUMNS": "1000"})
     assert done.code in (0, 3) and "Traceback" not in done.err, done.err
     lines = done.out.splitlines()
@@ -62,7 +62,7 @@ def carry_out(fix: str) -> None:
 def test_where_nothing_is_left_the_doctor_says_so(above: Path, storage: None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tempfile.tempdir", str(above))
-        with temporary.folder("apt"):  # in use
+        with temporary.folder("apt"):  # it is in use
             assert said(["doctor"])[0] == f"ok      {WHAT}: nothing"
             assert said(["cache", "prune"]) == []
 
@@ -120,7 +120,7 @@ def test_a_container_of_buildah_is_named(command: list[str], above: Path, storag
 def test_a_container_of_a_killed_build_is_named(
     command: list[str], above: Path, tmp_path: Path, storage: None
 ) -> None:
-    """Not that of a build that runs, in whatever checkout, nor what a user made."""
+    """Containers of running builds, in any checkout, and those that a user made are not named."""
     Programs().capture(["buildah", "from", "scratch"])
     killed, running = (
         begun(Project(tmp_path / one / "checkout"), "cpu-mamba") for one in ("killed", "running")
@@ -138,7 +138,7 @@ def test_a_container_of_a_killed_build_is_named(
 
 
 def begun(project: Project, target: str) -> str:
-    """The working container that a build, ended in the middle, leaves."""
+    """Return the working container left by a build that ended in the middle."""
     secrets = project.secrets(target)
     secrets.mkdir(parents=True)
     words: list[str | Path] = [
@@ -178,7 +178,7 @@ def test_a_container_of_docker_is_named(
     assert Programs().capture([CLIENT, "ps", "--all", "--quiet"]) == ""
 
 
-# Ways to be unable to see a process in /proc that runs: its namespace is another, it is hidden.
+# Ways in which a running process is invisible in /proc: another namespace, or hidden.
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
 HIDDEN = ["sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh", *AS_USER]
 
@@ -186,7 +186,7 @@ HIDDEN = ["sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh"
 @pytest.mark.root
 @pytest.mark.parametrize("way", [NAMESPACE, HIDDEN], ids=["another namespace", "hidepid"])
 def test_what_runs_out_of_sight_is_not_named(way: list[str], user: User) -> None:
-    """All that docker has here is a container of this very process."""
+    """The only container that docker has here belongs to this very process."""
     docker = user.home / "bin/docker"
     docker.parent.mkdir(exist_ok=True)
     docker.write_text(f"#!/bin/sh\necho {temporary.name('pack')}\n")

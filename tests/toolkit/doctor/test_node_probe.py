@@ -36,7 +36,7 @@ def test_it_is_python_3_6_and_of_the_standard_library_alone() -> None:
         for name in line.names
     } | {line.module for line in ast.walk(tree) if isinstance(line, ast.ImportFrom)}
     assert imported <= sys.stdlib_module_names
-    # What came after 3.6 and is in everybody's fingers.
+    # What is newer than 3.6, and easily used by habit.
     later = {"capture_output", "text", "removeprefix", "removesuffix", "missing_ok", "strict"}
     words = {word.arg for word in ast.walk(tree) if isinstance(word, ast.keyword)}
     words |= {word.attr for word in ast.walk(tree) if isinstance(word, ast.Attribute)}
@@ -98,7 +98,7 @@ def test_pyxis_is_found_through_includes(tmp_path: Path, monkeypatch: pytest.Mon
     write(tmp_path / "slurm.conf", "ClusterName=x")
     assert node_probe.plugstack_line(node_probe.plugstack_file()) == ("", [])
     write(tmp_path / "plugstack.conf", "# required /commented/pyxis.so\ninclude parts/*.conf")
-    write(tmp_path / "parts/a.conf", "optional /x/other.so\ninclude a.conf")  # for ever
+    write(tmp_path / "parts/a.conf", "optional /x/other.so\ninclude a.conf")  # endless recursion
     line = "required /x/spank_pyxis.so use_squashfuse=yes runtime_path=/run/p  # ours"
     write(tmp_path / "parts/b.conf", line)
     plugin, words = node_probe.plugstack_line(node_probe.plugstack_file())
@@ -131,7 +131,7 @@ def test_the_head_of_an_image(tmp_path: Path) -> None:
 def probe(
     folder: Path, seconds: float = 30.0, said: bytes = b"", **variables: str
 ) -> dict[str, Any]:
-    """Run the probe as a node does, for a PATH that begins with a folder; its report."""
+    """Run the probe as on a node, with a folder first on the PATH; returns its report."""
     plan = job.Plan(1, "p", names=("n1",))
     words = job.srun(plan, "x", seconds, [folder / "marker"], None)
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), "SLURMD_NODENAME": "n1"}
@@ -180,7 +180,7 @@ def test_enroot_is_asked_without_making_its_folders(tmp_path: Path) -> None:
     paths = {one["name"]: one["path"] for one in shown["enroot"]["folders"]}
     uid = os.getuid()
     assert paths == {
-        "ENROOT_RUNTIME_PATH": "/run/enroot",  # an unset variable gives nothing, as in enroot
+        "ENROOT_RUNTIME_PATH": "/run/enroot",  # an unset variable is empty, as in enroot
         "ENROOT_CACHE_PATH": f"/c/{uid}",
         "ENROOT_DATA_PATH": f"/c/{uid}/data",
         "ENROOT_TEMP_PATH": "/var/tmp",
@@ -193,12 +193,12 @@ def test_enroot_is_asked_without_making_its_folders(tmp_path: Path) -> None:
     paths = {one["name"]: one["path"] for one in wins["enroot"]["folders"]}
     assert paths["ENROOT_DATA_PATH"] == "/mine"
     assert paths["ENROOT_RUNTIME_PATH"] == "/run/user/7/mine"
-    assert wins["clock"] is None  # nobody asked
+    assert wins["clock"] is None  # it was not asked for
 
 
 @pytest.mark.processes
 def test_what_does_not_answer_is_given_up(tmp_path: Path) -> None:
-    """A program that hangs with a child that holds its output, and a pipe that nobody writes to."""
+    """A program hangs while its child holds the output open, and nobody writes to a pipe."""
     stand_in(tmp_path, "enroot", "#!/bin/sh\nsleep 986 & sleep 986\n")
     os.mkfifo(tmp_path / "marker")
     began = time.monotonic()

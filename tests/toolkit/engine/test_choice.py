@@ -1,4 +1,4 @@
-"""Which engine builds: the one that was asked for, or the one that is there."""
+"""Which engine builds: the requested one, or the one that is installed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Nothing(Programs):
 
 
 def without_buildkit(folder: Path) -> Path:
-    """A docker client of version 28 whose buildx plugin is not installed."""
+    """Make a docker client of version 28 whose buildx plugin is not installed."""
     client = folder / "docker"
     client.write_text(
         "#!/bin/sh\n"

@@ -1,4 +1,4 @@
-"""What is asked of a docker daemon besides builds, by its API."""
+"""Requests to a docker daemon other than builds, through its API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image that buildah makes of a root file system's tar, and what a kill of that leaves."""
+"""An image that buildah makes from a root file system's tar, and what is left if it is killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def containers() -> list[str]:
 
 
 def test_one_that_was_killed_is_made_by_the_next_call(storage: None, tmp_path: Path) -> None:
-    """As the first command makes the base image where no registry answers."""
+    """The first command makes the base image that way if no registry answers."""
     tar = tmp_path / "root.tar"
     tar.write_bytes(layer(folder("etc"), file("etc/large", os.urandom(200 << 20))))
     with subprocess.Popen([sys.executable, "-c", LOAD, tar], start_new_session=True) as process:

@@ -1,4 +1,4 @@
-"""Images for another machine, by both engines: what is in them says for which one they are."""
+"""Images for another machine, built by both engines: their content says which one they are for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCKERFILE = "ARG BASE\nFROM ${BASE}\nLABEL io.sqshforge.target=none\nCOPY paylo
 
 
 def architecture(engine: Engine, name: str, folder: Path) -> str:
-    """What an image's config says."""
+    """Return the architecture in an image's config."""
     place = folder / "saved.tar"
     engine.save(name, place)
     with tarfile.open(place) as saved:
@@ -41,7 +41,7 @@ def architecture(engine: Engine, name: str, folder: Path) -> str:
 def test_a_base_and_what_is_built_on_it_are_for_the_other_machine(
     engine: Engine, tmp_path: Path
 ) -> None:
-    """Nothing is run in it, which would take an emulator."""
+    """Nothing runs in it, because that would need an emulator."""
     other = next(one for one in platforms.ALL.values() if not one.is_own)
     (tmp_path / "program").write_bytes(other.smallest_program())
     with tarfile.open(tmp_path / "root.tar", "w") as root:

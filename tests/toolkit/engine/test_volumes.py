@@ -1,4 +1,4 @@
-"""Bind mounts of a Dockerfile as volumes, for buildah before 1.24."""
+"""A Dockerfile's bind mounts as volumes, for buildah before 1.24."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_folders_that_cpu_mamba_mounts_become_volumes() -> None:
         "/run/wheels": "wheels",
     }
     assert set(re.findall(r"--mount=type=(\w+)", plain.dockerfile)) == {"secret"}
-    # Nothing else has changed: what is left is the text less whole flags.
+    # Nothing else has changed: the rest of the text only lacks whole flags.
     words = [word for word in text.split() if not word.startswith("--mount=type=bind")]
     assert [one for one in plain.dockerfile.split() if one != "\\"] == [
         one for one in words if one != "\\"
@@ -47,7 +47,7 @@ def test_what_volumes_cannot_do_is_refused(line: str) -> None:
 
 
 class Old(Programs):
-    """A buildah of Ubuntu 22.04's version, to be asked for that alone."""
+    """A buildah of Ubuntu 22.04's version, which is the only thing to ask it for."""
 
     def capture(self, argv, **options):  # type: ignore[no-untyped-def]
         if argv[1] == "--version":

@@ -1,4 +1,4 @@
-"""A copy has the bytes of its source, whatever of it is in the page cache and wherever it goes."""
+"""A copy equals its source, whatever part of it is in the page cache, and wherever it goes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def forget(path: Path, start: int, size: int) -> None:
 
 @pytest.fixture(params=["none", "_Cached", "_Direct"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which way is slow; the other takes all parts but a few."""
+    """Make one of the two ways slow, so that the other one copies almost all parts."""
     monkeypatch.setattr(files, "COPY_PART", 256 * PAGE)
     monkeypatch.setattr(files, "COPY_PIECE", 64 * PAGE)
     if request.param != "none":
@@ -84,7 +84,7 @@ def test_a_source_that_is_shorter_than_it_said(source: Path, tmp_path: Path) -> 
 def test_where_direct_writes_fail(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may be taken by a file system at first, and refused when they come."""
+    """A file system may accept them at first, but refuse the writes themselves."""
     monkeypatch.setattr(files, "COPY_PART", 256 * PAGE)
     calls = []
 
@@ -100,7 +100,7 @@ def test_where_direct_writes_fail(
 
 @pytest.fixture
 def small(as_root: None, tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB that may take no direct writes, as in memory."""
+    """A file system of 8 MiB that may not support direct writes, as one in memory."""
     place = tmp_path / "small"
     place.mkdir()
     programs = Programs()

@@ -1,4 +1,4 @@
-"""Programs of another machine: recognised by their first bytes, and tried where it counts."""
+"""Programs of another machine: recognized by their first bytes, and run if it matters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_smallest_program_of_this_machine_ends_well(tmp_path: Path) -> None:
 
 
 class Without(Programs):
-    """The real programs, but for the emulator: none is registered."""
+    """The real programs, but with no emulator registered."""
 
     def attempt(
         self,

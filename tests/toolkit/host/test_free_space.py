@@ -1,4 +1,4 @@
-"""Free space is looked at before the work, on the file system that the work is on."""
+"""Free space is checked before the work, on the file system that the work happens on."""
 
 from __future__ import annotations
 

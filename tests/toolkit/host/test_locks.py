@@ -1,4 +1,4 @@
-"""Locks between processes where the file system has none: work goes on, and says so once."""
+"""Locks on a file system that does not support them: work continues, and says so once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTE = "note: this file system has no locks: build and pack from one place at a 
 
 @pytest.fixture(autouse=True, params=[errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
 def without_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Lustre without `-o flock`: no such file system can be mounted here."""
+    """Simulates Lustre without `-o flock`, as no such file system can be mounted here."""
 
     def flock(*_: Any) -> None:
         raise OSError(request.param, os.strerror(request.param))

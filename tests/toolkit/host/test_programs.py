@@ -1,4 +1,4 @@
-"""The one runner: output, failures and missing programs, with real programs."""
+"""The one runner of programs: output, failures and missing programs, with real programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_failure_tells_the_command_its_code_and_its_last_words() -> None:
 def test_a_killed_program_is_reported_by_its_signal() -> None:
     with pytest.raises(WorkError, match="signal SIGKILL"):
         Programs().capture(["sh", "-c", "kill -9 $$"])
-    with pytest.raises(WorkError, match=r"signal 36:?$"):  # a real-time one, which has no name
+    with pytest.raises(WorkError, match=r"signal 36:?$"):  # a real-time signal, which has no name
         Programs().capture(["sh", "-c", "kill -36 $$"])
 
 
@@ -84,7 +84,7 @@ with Programs().start(["sleep", "600"]) as process:
 
 
 def test_an_interrupt_at_the_worst_moment_is_no_hindrance_to_the_end() -> None:
-    """Between the locking of Popen's own lock and the block that unlocks it."""
+    """The worst moment is between taking Popen's own lock and the block that releases it."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGINT and b"KeyboardInterrupt" in done.stderr
 

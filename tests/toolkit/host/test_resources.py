@@ -1,4 +1,4 @@
-"""What this process may use: by laid-out files of every kind of cgroup, and by a real cgroup."""
+"""The resources of this process: from handmade files of all kinds of cgroups, and a real one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NOTHING: dict[str, str] = {}
 
 @pytest.fixture(autouse=True)
 def sixteen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake machine has 16 processors."""
+    """Pretend that the machine has 16 processors."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
 
 
 def lay(root: Path, mounts: str | list[str], groups: str, files: dict[str, str]) -> Path:
-    """A machine of 64 GiB with those mounts, this process's cgroups, and files of cgroups."""
+    """Make a machine of 64 GiB with these mounts, this process's cgroups, and files of cgroups."""
     lines = [mounts] if isinstance(mounts, str) else mounts
     contents = {
         "proc/meminfo": f"MemTotal:       {64 * GIB // 1024} kB\nMemFree:  1 kB\n"
@@ -83,7 +83,7 @@ def test_memory_above_which_a_group_is_slowed_down_is_a_limit(tmp_path: Path) ->
 
 
 def test_memory_that_is_free(tmp_path: Path) -> None:
-    """The least of what the machine has and the limits leave, files in memory not counted."""
+    """It is the least of what the machine has and the limits leave, not counting the page cache."""
     assert cgroups.free_memory(lay(tmp_path / "machine", [], "", {})) == 40 * GIB
     assert cgroups.free_memory(tmp_path / "nothing at all") == 0
     files = {
@@ -143,7 +143,7 @@ def test_both_versions_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_container_sees_its_own_group_as_the_top(tmp_path: Path) -> None:
-    """Version 1 without a namespace: the mount shows one folder only, the path is the host's."""
+    """With version 1 and no namespace, only one folder is mounted, but the path is the host's."""
     mount = MEMORY.replace(" / /sys", " /docker/c /sys")
     files = {"memory/memory.limit_in_bytes": "4096\n", "memory/s/memory.limit_in_bytes": "2048\n"}
     groups = "3:memory:/docker/c/s\n"
@@ -157,11 +157,11 @@ def test_a_container_sees_its_own_group_as_the_top(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("top", "path", "memory"),
     [
-        ("/", "/", 4096),  # the namespace's own root
+        ("/", "/", 4096),  # the root of the namespace
         ("/", "/s", 2048),
-        ("/../..", "/", 4096),  # mounted outside: what leads here has no name
+        ("/../..", "/", 4096),  # mounted outside: no path leads here
         ("/../..", "/../../s", 2048),
-        ("/", "/../s", 64 * GIB),  # this process is outside: it shows nowhere
+        ("/", "/../s", 64 * GIB),  # this process is outside, so it is not visible
         ("/../other", "/", 64 * GIB),
     ],
 )
@@ -239,7 +239,7 @@ def test_mksquashfs_takes_it_and_the_bytes_stay_the_same(tmp_path: Path) -> None
 
 
 def ask(group: Cgroup, what: str) -> str:
-    """What a process in that cgroup answers."""
+    """Return what a process in that cgroup answers."""
     code = f"from sqshforge.host import resources; print(resources.{what}())"
     environment = {k: v for k, v in os.environ.items() if not re.match("SLURM_", k)}
     argv = [*group.starting(), sys.executable, "-c", code]

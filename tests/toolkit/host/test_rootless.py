@@ -74,7 +74,7 @@ def test_what_the_child_gives_comes_back_and_the_caller_stays_who_it_is(
 
 
 class Fedora(Programs):
-    """A machine with dnf and buildah, and without the programs that map ids."""
+    """A machine with dnf and buildah, but without the programs that map ids."""
 
     def which(self, program: str) -> Path | None:
         return Path("/usr/bin", program) if program in ("buildah", "dnf") else None
@@ -98,7 +98,7 @@ def test_a_user_without_a_home_has_configured_no_storage(monkeypatch: pytest.Mon
 
 
 def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied() -> None:
-    """Nothing is configured: buildah 1.28 alone would copy each layer."""
+    """Nothing is configured: by itself, buildah 1.28 would copy each layer."""
     with existing() as user:
         checkout = ordinary_user.checkout(user, "RUN touch /srv/one && chown 1000:1000 /srv/one")
         for state in ("packed in", "up to date"):
@@ -111,7 +111,7 @@ def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied() -> N
         assert not (storage / "vfs-layers").exists()
         copied = user.run(sys.executable, "-c", COPY, checkout, user.home / "copied")
         assert copied.returncode == 0, copied.stderr
-        # In the image it is somebody else's; the user must be able to remove its copy.
+        # In the image it has another owner; the user must be able to remove the copy.
         assert (user.home / "copied/one").stat().st_uid == ordinary_user.UID
         removed = user.run("buildah", "rmi", "--all", "--force", STORAGE_DRIVER="overlay")
         assert removed.returncode == 0, removed.stderr

@@ -1,4 +1,4 @@
-"""Temporary folders: those that nobody holds any more go, and nothing else does."""
+"""Temporary folders: those that nobody holds any more are removed, and nothing else is."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_link_with_such_a_name_leads_nowhere(above: Path, tmp_path: Path) -> N
 def test_a_folder_that_may_be_written_but_not_listed_will_do(
     above: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of mode 1733, for an ordinary user: root may list any."""
+    """It has mode 1733, and the user is an ordinary one, because root may list any."""
 
     def closed(path: Path) -> Iterator[Path]:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -88,7 +88,7 @@ def test_what_is_mounted_in_one_is_unmounted_and_not_emptied(above: Path, tmp_pa
 def test_on_a_file_system_without_locks_a_process_that_ended_tells(
     above: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on NFS, which locks no folders."""
+    """NFS, for example, does not lock folders."""
     monkeypatch.setattr(temporary, "lock", lambda descriptor: False)
     running, left = above / temporary.name("apt"), above / temporary.name("apt")
     left = left.with_name(left.name.replace(f".{os.getpid()}.", ".999999999."))

@@ -79,7 +79,7 @@ def test_on_a_real_terminal_it_is_one_live_line_with_rate_and_time_left() -> Non
     "env", [{"TERM": "dumb", "NO_COLOR": ""}, {"TERM": "xterm", "NO_COLOR": "1"}]
 )
 def test_a_plain_terminal_gets_plain_lines(env: Mapping[str, str], tmp_path: Path) -> None:
-    """Work under way, a table, and a run that is watched."""
+    """Covers work in progress, a table, and a watched run."""
     (tmp_path / "tree/etc").mkdir(parents=True)
     (tmp_path / "tree/etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     file = tmp_path / "tree.sqsh"

@@ -1,4 +1,4 @@
-"""Where images are read from: addresses, and nothing left behind."""
+"""The sources of images: addresses, and that reading leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = folder / "tree"
     (tree / "etc").mkdir(parents=True)
     (tree / "etc/issue").write_text("tiny")
-    (tree / "more").write_bytes(bytes(1 << 20))  # than a pipe holds
+    (tree / "more").write_bytes(bytes(1 << 20))  # more than a pipe holds
     odd_root.tar(tree, folder / "rootfs.tar")
     return folder
 
@@ -55,7 +55,7 @@ def in_docker(context: Path, docker: str) -> str:
 
 @pytest.fixture
 def image(request: pytest.FixtureRequest) -> source.Source:
-    """The smallest image, in the engine that the test is run for."""
+    """The smallest image, in the engine that the test runs for."""
     if request.param == "unmounted":
         address = request.getfixturevalue("in_docker")
         return engines.Unmounted(address.removeprefix("dockerd://"), Programs())
@@ -67,7 +67,7 @@ each = pytest.mark.parametrize("image", ["in_buildah", *IN_DOCKER], indirect=Tru
 
 
 def containers(image: source.Source) -> list[str]:
-    """The working containers that there are of an image."""
+    """Return the working containers of an image."""
     programs, name = Programs(), image.config().reference
     if name.startswith("buildah://"):
         listed = json.loads(programs.capture(["buildah", "containers", "--json"]))
@@ -106,7 +106,7 @@ def test_what_is_opened_is_the_image(image: source.Source, tmp_path: Path) -> No
 
 
 def issue(content: source.Content, folder: Path) -> str:
-    """What a file of the image says; `folder` is for what has to be fetched of it."""
+    """Return the content of an image's file; `folder` is for what has to be fetched."""
     if isinstance(content, source.Folder):
         return (content.stack[0] / "etc/issue").read_text()
     out = io.BytesIO()
@@ -129,7 +129,7 @@ def issue(content: source.Content, folder: Path) -> str:
 def test_the_layers_are_seen(image: source.Source, tmp_path: Path) -> None:
     with image.open() as content:
         if isinstance(content, source.Remote):
-            with content.fetched(tmp_path) as stream:  # and no more than is needed
+            with content.fetched(tmp_path) as stream:  # and no more than needed
                 assert stream.top_names(0) == {b"etc"}
         else:
             assert content.top_names(0) == {b"etc", b"more"}
@@ -153,7 +153,7 @@ class Full(io.RawIOBase):
 @pytest.mark.processes
 @pytest.mark.timeout(60)
 def test_a_reader_may_leave_before_the_end(in_carrying: source.Source) -> None:
-    """The daemon waits in the middle of the copy then, and locks its container."""
+    """The daemon then waits in the middle of the copy, and locks its container."""
     with in_carrying.open() as content, pytest.raises(BrokenPipeError):
         assert isinstance(content, source.Remote)
         content.write_payload(cast(IO[bytes], Full()))
@@ -162,7 +162,7 @@ def test_a_reader_may_leave_before_the_end(in_carrying: source.Source) -> None:
 
 @pytest.fixture
 def in_carrying(docker: str, tmp_path: Path) -> source.Source:
-    """An image with a /sqshforge that no pipe and no socket holds."""
+    """An image with a /sqshforge too large for any pipe or socket buffer."""
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY large /sqshforge/\n")
     (tmp_path / "large").write_bytes(bytes(16 << 20))
     return engines.Unmounted(odd_root.in_docker(tmp_path, docker), Programs())

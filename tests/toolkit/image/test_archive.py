@@ -1,6 +1,6 @@
 """Images from archives of every kind, changed as enroot does.
 
-How layers merge is in test_archive_layers, what is wrong with archives in test_archive_hostile.
+test_archive_layers tests how layers merge, test_archive_hostile faulty archives.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def test_a_writer_that_takes_little_at_once_gets_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.root  # to unpack a device
+@pytest.mark.root  # needed to unpack a device
 def test_mksquashfs_reads_it(tmp_path: Path) -> None:
     one = layer(
         folder("d", 0o1777),

@@ -1,4 +1,4 @@
-"""Addresses of images in archives: of one or of several, by name and by machine, of every age."""
+"""Addresses of images in archives: of one or several images, by name, machine, and any age."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_docker_names_as_docker_takes_them(tmp_path: Path) -> None:
 
 
 def several(images: list[Image], place: Path) -> str:
-    """An OCI layout of several images."""
+    """Write an OCI layout of several images; returns its address."""
     files: dict[str, bytes] = {}
     listed = []
     for image in images:
@@ -103,7 +103,7 @@ def test_docker_archives_of_all_ages(tmp_path: Path) -> None:
     image = Image([PLAIN, MORE, PLAIN])
     expected = archives.output(archives.write(image, "oci", tmp_path / "oci"))
     old = image.docker_members()
-    same = old[5][0].name  # the third layer's tar, which is the first one's
+    same = old[5][0].name  # the third layer's tar is the first one's
     old[5] = symlink(same, f"../{old[1][0].name}")
     (tmp_path / "old").write_bytes(archives.tar(old))
     assert archives.output(f"docker-archive:{tmp_path}/old") == expected

@@ -94,7 +94,7 @@ def test_nothing_is_written_of_what_is_not_right(tmp_path: Path) -> None:
 
 
 def bomb(packing: str, size: int) -> bytes:
-    """A layer with one file of so many zeros, of which all are in the compression's power."""
+    """Make a layer with one file of `size` zeros, compressed as far as possible."""
     begin = header(b"zeros", b"0", binary(size))
     if packing == "gzip":
         packer = zlib.compressobj(9, wbits=31)
@@ -110,7 +110,7 @@ def bomb(packing: str, size: int) -> bytes:
 @pytest.mark.parametrize("packing", ["gzip", "zstd"])
 def test_a_bomb(packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 1 << 28 if packing == "gzip" else 1 << 34
-    if packing == "gzip":  # which has no more than a thousandfold in its power
+    if packing == "gzip":  # it cannot compress more than a thousandfold
         monkeypatch.setattr(limits, "RATIO", 200)
         monkeypatch.setattr(limits, "RATIO_FROM", 1 << 26)
     blob = bomb(packing, size)
@@ -136,7 +136,7 @@ def test_names_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def saved(tmp_path: Path, *members: archives.Member) -> str:
-    """An archive of docker with the layer's tar replaced by these members."""
+    """Make a docker archive with the layer's tar replaced by these members."""
     found = Image([ONE]).docker_members()
     (tmp_path / "image").write_bytes(archives.tar([found[0], *members, *found[2:]]))
     return f"docker-archive:{tmp_path}/image"

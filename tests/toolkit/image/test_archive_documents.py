@@ -1,4 +1,4 @@
-"""Configs, manifests and indexes that are not what they should be."""
+"""Invalid configs, manifests and indexes."""
 
 from __future__ import annotations
 

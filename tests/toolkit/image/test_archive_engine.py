@@ -1,4 +1,4 @@
-"""The merge of an archive's layers next to what docker and buildah make of the same archive."""
+"""The merge of an archive's layers, compared with docker's and buildah's of the same archive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.engines import storage_fixture as storage_fixture
 
 pytestmark = pytest.mark.processes
 
-# Stacks that engines take: what they refuse is in test_archive_hostile.
+# Stacks that engines accept: test_archive_hostile has those that they refuse.
 STACKS: dict[str, list[bytes]] = {
     "whiteouts": [
         layer(folder("d"), file("d/x"), file("d/y"), file("a"), file("b"), symlink("l", "a")),
@@ -72,12 +72,12 @@ STACKS: dict[str, list[bytes]] = {
         layer(folder("tmp", 0o1777, mtime=6), file("tmp/x")),
     ],
 }
-# What engines add of their own, or leave to chance.
+# What engines add themselves, or leave to chance.
 THEIRS = {"dev", "etc", "proc", "sys", ".dockerenv", "run"}
 
 
 def facts(tree: archives.Tree) -> dict[str, tuple[object, ...]]:
-    """All that is compared of a tree, by name; links stand for the group that they make."""
+    """Return all that is compared of a tree, by name; a link stands for its group of names."""
     group = {
         name: member.linkname if member.islnk() else name for name, (member, _) in tree.items()
     }
@@ -91,7 +91,7 @@ def facts(tree: archives.Tree) -> dict[str, tuple[object, ...]]:
         found[name] = (
             "link" if member.issym() else stat.filemode(_kind(member) | mode),
             member.linkname if member.issym() else content,
-            int(member.mtime) if not member.isdir() else 0,  # of implied folders: now
+            int(member.mtime) if not member.isdir() else 0,  # for implied folders: the current time
             tuple(members[group[name]]),
         )
     return {name: found[name] for name in found if name.split("/")[0] not in THEIRS}
@@ -106,7 +106,7 @@ def _kind(member: tarfile.TarInfo) -> int:
 
 
 def of_docker(address: str) -> archives.Tree:
-    """The file system of a container of an archive's image."""
+    """Return the file system of a docker container of an archive's image."""
     name = f"test-{uuid.uuid4().hex}"
     docker = str(engines.CLIENT)
     Programs().capture([docker, "load", "--input", address.partition(":")[2]])
@@ -122,7 +122,7 @@ def of_docker(address: str) -> archives.Tree:
 
 
 def of_buildah(address: str) -> archives.Tree:
-    """The file system of a container of an archive's image, which buildah mounts."""
+    """Return the file system of a buildah container of an archive's image, which it mounts."""
     script = 'tar --create --format=posix --directory="$(buildah mount "$0")" .'
     name = Programs().capture(["buildah", "from", "--pull", address]).split()[-1]
     try:
@@ -131,7 +131,7 @@ def of_buildah(address: str) -> archives.Tree:
         done = subprocess.run(argv, check=False, capture_output=True, timeout=60)
     finally:
         Programs().capture(["buildah", "rm", name])
-    # A whiteout of nothing is listed by some kernels' overlayfs, and is not there.
+    # Some kernels' overlayfs lists a whiteout of nothing, although it is not there.
     said = done.stderr.splitlines()
     assert all(line.endswith(b"File removed before we read it") for line in said), said
     found = archives.parsed(done.stdout)
@@ -150,7 +150,7 @@ def test_docker_sees_the_same(name: str, docker: str, tmp_path: Path) -> None:
     assert facts(ours(address)) == facts(of_docker(address))
 
 
-OF_BUILDAH = [  # which cannot make a device for an ordinary user
+OF_BUILDAH = [  # it cannot make a device for an ordinary user
     pytest.param(name, marks=[pytest.mark.root] if name == "facts" else []) for name in STACKS
 ]
 

@@ -1,4 +1,4 @@
-"""Layers that are broken or mean harm: each is refused in plain words, or does no harm."""
+"""Layers that are broken or malicious: each is refused in plain words, or does no harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.archives import (
     symlink,
 )
 
-# What a layer holds, and the words of its refusal or the tree that comes of it.
+# The content of a layer, and the words of its refusal or the resulting tree.
 LAYERS: dict[str, tuple[bytes | list[bytes], str | dict[str, str]]] = {
     # names
     "a name that leads up": (layer(file("../a")), "leads out of the image"),

@@ -21,7 +21,7 @@ from tests.support.archives import (
     symlink,
 )
 
-# Layers, the lowest first, and the tree that they make.
+# Layers, the lowest first, and the resulting tree.
 STACKS: dict[str, tuple[list[bytes], dict[str, str]]] = {
     "a file over a file": (
         [layer(file("a", b"1")), layer(file("a", b"2"))],

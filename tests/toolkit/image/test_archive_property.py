@@ -1,6 +1,6 @@
-"""Stacks of layers drawn at random, merged by the package and by the simplest merge there can be.
+"""Random stacks of layers, merged by the package and by the simplest possible merge.
 
-The simple one keeps a dictionary of whole paths. Both refuse the same stacks.
+The simple one keeps a dictionary of whole paths. Both must refuse the same stacks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.archives import Image, Member, file, folder, layer, link, sym
 
 
 class Thing(NamedTuple):
-    """What stands at a path; a file and its hard links have one number."""
+    """What is at a path; a file and its hard links share a number."""
 
     kind: str
     text: str
@@ -29,7 +29,7 @@ class Thing(NamedTuple):
 
 
 class Borrowed(Thing):
-    """A hard link to what a lower layer has: nothing of its own layer can stand behind it."""
+    """A hard link to a lower layer's file, which nothing of its own layer can link to."""
 
 
 class Step(NamedTuple):
@@ -41,11 +41,11 @@ class Step(NamedTuple):
     mode: int
 
 
-NOTHING = Step("folder", ".", "", 0o755)  # engines leave the root as it is
+NOTHING = Step("folder", ".", "", 0o755)  # engines leave the root's attributes alone
 
 
 class RefusedError(Exception):
-    """No engine could do a step."""
+    """A step that no engine can perform."""
 
 
 Paths = dict[str, Thing]
@@ -57,7 +57,7 @@ def within(path: str, folder: str) -> bool:
 
 
 def walk(tree: Paths, path: str, *, make: bool) -> str | None:
-    """Where the folder at a path really is; made where it is not, or None."""
+    """Return the real path of a folder, creating it with `make`; None if it cannot be."""
     at, todo, hops = "", path.split("/"), 0
     while todo:
         part = todo.pop(0)
@@ -90,7 +90,7 @@ def look_up(tree: Paths, path: str) -> Thing | None:
 
 
 class Layer:
-    """One layer, laid out step by step."""
+    """One layer, built step by step."""
 
     def __init__(self, lower: Paths) -> None:
         self.lower = lower
@@ -168,7 +168,7 @@ def member(step: Step, number: int) -> Member:
 
 
 def comparable(tree: dict[str, tuple[str, str, int, object]]) -> dict[str, object]:
-    """A tree with its hard links as the names that they join."""
+    """Return a tree with hard links as the names that they join."""
     joined: dict[object, list[str]] = {}
     for name in sorted(tree):
         joined.setdefault(tree[name][3], []).append(name)
@@ -179,7 +179,7 @@ def comparable(tree: dict[str, tuple[str, str, int, object]]) -> dict[str, objec
 
 
 def simply(stack: list[list[Step]]) -> dict[str, object]:
-    """The merge of a stack; steps that nobody could do are taken out, and seen to be refused."""
+    """Merge a stack; checks that impossible steps are refused, and leaves them out."""
     tree: Paths = {}
     for index, steps in enumerate(stack, 1):
         here = Layer(tree)
@@ -199,7 +199,7 @@ def simply(stack: list[list[Step]]) -> dict[str, object]:
 
 
 def ours(stack: list[list[Step]]) -> dict[str, object] | None:
-    """The same by the package; None where it refuses the stack."""
+    """Merge a stack with the package; None if it refuses the stack."""
     layers = [
         layer(*(member(step, 1000 * index + number) for number, step in enumerate(steps)))
         for index, steps in enumerate(stack, 1)
@@ -223,7 +223,7 @@ def ours(stack: list[list[Step]]) -> dict[str, object] | None:
     return comparable(found)
 
 
-# Few names, so that they meet; most files are where no folder is looked for.
+# Few names, so that they collide; most files lie where no folder is looked for.
 folders = st.lists(st.sampled_from("ab"), max_size=2).map(
     lambda names: "".join(f"{n}/" for n in names)
 )

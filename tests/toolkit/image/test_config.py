@@ -1,4 +1,4 @@
-"""An image's config, in every shape that engines give it."""
+"""An image's config, in every form that engines write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FULL: dict[str, Any] = {
     "Volumes": {"/b": {}, "/a": {}},
     "Labels": {"z": "1", "a": "2\n3"},
 }
-# What `docker image inspect` of 20.10 prints besides; newer ones leave most of it out.
+# What `docker image inspect` of 20.10 prints in addition; newer ones leave most of it out.
 OLD = {
     "Hostname": "",
     "Domainname": "",
@@ -81,7 +81,7 @@ def test_a_config_of_another_shape_is_an_error(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("letter", [*"\t\n\r\x0b\x0c\x1b\x1e\x7f\x85\u2028\u2029"])
 def test_a_volume_with_a_control_character_is_refused(letter: str) -> None:
-    """Some reader of /etc/fstab takes each of them for the end of a line or of a field."""
+    """Some readers of /etc/fstab take it for the end of a line or of a field."""
     with pytest.raises(WorkError, match="refused") as caught:
         parsed({"Volumes": {f"/a{letter}/x none bind": {}}})
     assert all(line.isprintable() for line in caught.value.lines())
@@ -150,7 +150,7 @@ def test_any_config_gives_files_or_one_error(config: Any, created: Any, history:
         ("2024-02-29T14:00:00.1+02:00", 1709208000),
         ("2024-02-29T07:00:00-05:00", 1709208000),
         ("0001-01-01T00:00:00Z", 0),
-        ("2106-02-07T06:28:15Z", 2**32 - 1),  # the last that a squash file can hold
+        ("2106-02-07T06:28:15Z", 2**32 - 1),  # the latest that a squash file can hold
         ("2106-02-07T06:28:16Z", 2**32 - 1),
         ("9999-12-31T23:59:59-23:59", 2**32 - 1),
     ],
@@ -167,7 +167,7 @@ def test_a_time_that_is_none_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("instruction", "is_of_base"),
     [
-        ("/bin/sh -c #(nop) ", False),  # buildah's, of a Dockerfile that is a FROM alone
+        ("/bin/sh -c #(nop) ", False),  # buildah's, for a Dockerfile with only FROM
         ("/bin/sh -c #(nop)", False),
         ("/bin/sh -c #(nop) LABEL a=b", False),
         ("LABEL a=b", False),
@@ -189,7 +189,7 @@ def test_which_steps_leave_all_but_our_folder_as_it_is(instruction: str, is_of_b
     ("times", "newest"),
     [
         (["", ""], None),
-        (["0001-01-01T00:00:00Z"], None),  # as docker has it of a step without a time
+        (["0001-01-01T00:00:00Z"], None),  # docker's for a step without a time
         (["0001-01-01T00:00:00+00:00", "1970-01-01T00:00:20Z"], 20),
         (["1970-01-01T00:00:20Z", ""], None),  # its files may be newer
         (["1970-01-01T00:00:00Z"], 0),
@@ -210,21 +210,21 @@ BELOW = [
     ([ADDED, "WORKDIR /sqshforge", "COPY a /sqshforge/a # buildkit", "LABEL a=b"], 3, 1),
     ([ADDED, "RUN /bin/sh -c apt-get update # buildkit", "COPY a b /sqshforge/ # buildkit"], 3, 2),
     ([ADDED, "COPY <<EOF /sqshforge/a # buildkit", 'CMD ["x"]'], 2, 1),
-    # those of docker's older builder, and buildah's
+    # the words of docker's older builder, and of buildah
     (["/bin/sh -c #(nop) ADD file:1 in / ", "/bin/sh -c #(nop) COPY dir:2 in /sqshforge "], 2, 1),
     (["/bin/sh -c #(nop) ADD file:1 in /", "/bin/sh -c #(nop) WORKDIR /sqshforge"], 2, 1),
     # an imported base says nothing
     (["", "COPY a /sqshforge # buildkit"], 2, 1),
-    # a step that made no layer is taken to have made one
+    # a step without a layer is assumed to have made one
     ([ADDED, "RUN true", "COPY a /sqshforge/a", "COPY b /sqshforge/b"], 3, 2),
-    # what may be anywhere
+    # it may change anything
     ([ADDED, "RUN /bin/sh -c cp a /sqshforge && useradd b # buildkit"], 2, 0),
     ([ADDED, "COPY /sqshforge /usr # buildkit"], 2, 0),
     ([ADDED, "COPY a /sqshforge/../etc # buildkit"], 2, 0),
     ([ADDED, "COPY a /sqshforge2 # buildkit"], 2, 0),
     ([ADDED, "WORKDIR /sqshforge-more"], 2, 0),
     ([ADDED, "COPY a /sqshforge/a", "RUN touch /b"], 3, 0),
-    # fewer steps than layers, or none below
+    # fewer steps than layers, or no layers below
     (["COPY a /sqshforge/a", "WORKDIR /sqshforge"], 6, 0),
     ([ADDED, "COPY a /sqshforge/a", "WORKDIR /sqshforge"], 6, 0),
     (["COPY a /sqshforge/a"], 1, 0),

@@ -66,7 +66,7 @@ def test_an_image_without_a_path_keeps_that_of_the_profile() -> None:
 
 
 def test_what_each_build_of_ours_changes_is_not_in_the_start_script() -> None:
-    """And stays there of an image that is not ours, as enroot has it."""
+    """In an image that is not ours it stays, as in enroot."""
     changing = (
         ("org.opencontainers.image.created", "2026-01-01T00:00:00Z"),
         ("org.opencontainers.image.revision", "0123abc"),
@@ -98,7 +98,7 @@ def test_a_variable_with_a_newline_does_not_become_another_variable() -> None:
 
 @pytest.mark.parametrize("letter", [*"\n\r\x0b\x0c\x1b\x1e\x7f\x85\u2028\u2029"])
 def test_a_variable_with_a_control_character_is_left_out(letter: str) -> None:
-    """Some reader takes it for the end of a line: a carriage return made two variables of one."""
+    """Some reader takes it for the end of a line: a carriage return split one variable into two."""
     config = ImageConfig(reference="x", env=(f"A=1{letter}B=2", f"C{letter}=1", "D=tab\tä"))
     assert enroot.environment(config) == "D=tab\tä\n"
     assert enroot.left_out(config) == ["A", f"C{letter}"]

@@ -1,4 +1,4 @@
-"""The order in which an archive's files come, whatever order its layers have them in."""
+"""The order of an archive's files does not depend on the order in its layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import archives
 from tests.support.archives import Image, file, folder, layer, link, symlink, with_layer, write
 
 LARGE = random.Random(1).randbytes(300_000)
-# Each layer in an order that no walk through its folders has.
+# Layers in an order that no walk through their folders gives.
 UNSORTED = [
     layer(file("z", b"z"), folder("d"), file("d/y", LARGE), file("d/x", b"x"), file("a", b"a")),
     layer(
@@ -70,7 +70,7 @@ def test_a_layer_in_order_is_not_kept_back(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_later_frame_may_have_a_larger_window(tmp_path: Path) -> None:
-    """As zstd:chunked has a frame for each file, of which the first are small."""
+    """In zstd:chunked every file has its own frame, and the first files are small."""
     layers = [UNSORTED[0] + bytes(20 << 20), *UNSORTED[1:]]  # more zeros at the end of a tar
     begin, rest = layers[0][:512], layers[0][512:]
     window = zstandard.ZstdCompressionParameters(window_log=25, write_checksum=True)
@@ -84,11 +84,11 @@ def test_a_later_frame_may_have_a_larger_window(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_layers_with_large_windows_do_not_take_their_memory_at_once(tmp_path: Path) -> None:
-    """With the decoders of all 24 layers open at once they would take 768 MB."""
+    """With the decoders of all 24 layers open at once, they would need 768 MB."""
     window = zstandard.ZstdCompressionParameters.from_level(3, window_log=25)
     compressor = zstandard.ZstdCompressor(compression_params=window)
     chance = random.Random(2)
-    # Two files a layer, so that all layers would be at work at the same time.
+    # Two files per layer, so that all layers would be open at the same time.
     layers = [
         layer(*(file(f"{part}{n}", chance.randbytes(1000) * 35_000) for part in "ab"))
         for n in range(24)

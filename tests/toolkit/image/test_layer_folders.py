@@ -1,4 +1,4 @@
-"""Files that are read in their layers are those that the kernel's merge of the layers shows."""
+"""Files read directly from layers are the same as in the kernel's merge of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 120  # in each layer
 
 @contextlib.contextmanager
 def changing(layers: list[Path], work: Path, options: str) -> Iterator[Path]:
-    """A writable merge of layers, the lowest first, on which the last one comes to be."""
+    """Mount a writable merge of layers, the lowest first; changes create the last layer."""
     merged, scratch = work / "merged", work / "scratch"
     merged.mkdir(exist_ok=True)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -40,11 +40,11 @@ def changing(layers: list[Path], work: Path, options: str) -> Iterator[Path]:
 
 
 def change(root: Path, chosen: random.Random) -> None:
-    """One step as a Dockerfile may have it; most make something, so that there is something."""
+    """Make one change, as a step of a Dockerfile may; most of them create something."""
     path = root.joinpath(*chosen.choices(NAMES, k=chosen.randint(1, 4)))
     other = root.joinpath(*chosen.choices(NAMES, k=chosen.randint(1, 4)))
     kind = chosen.choice(("folder", "write", "write", "write", "remove", "rename", "link", "mode"))
-    with contextlib.suppress(OSError):  # what is not there, or is of another kind
+    with contextlib.suppress(OSError):  # it does not exist, or is of another kind
         if kind == "folder":
             path.mkdir(parents=True)
         elif kind == "write":
@@ -61,7 +61,7 @@ def change(root: Path, chosen: random.Random) -> None:
 
 
 def layers(work: Path, chosen: random.Random, options: str) -> list[Path]:
-    """Random layers, the lowest first: with whiteouts, opaque folders, and renamed ones."""
+    """Make random layers, the lowest first: with whiteouts, opaque and renamed folders."""
     found = [work / "0"]
     found[0].mkdir()
     for _ in range(STEPS):
@@ -77,7 +77,7 @@ def layers(work: Path, chosen: random.Random, options: str) -> list[Path]:
 
 @pytest.mark.root
 def test_a_file_whose_content_is_in_another_layer_is_read_in_the_merge(tmp_path: Path) -> None:
-    """A copy of a file's metadata alone has blocks, too, where its attributes take one."""
+    """A copy of only a file's metadata may have blocks too, if its attributes need one."""
     merged, layer = tmp_path / "merged", tmp_path / "layer"
     for root, text in ((merged, "whole"), (layer, "empty")):
         (root / "a").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Images of a real registry, on the loopback, which `pack docker://` reads through skopeo."""
+"""Images in a real registry on the loopback, which `pack docker://` reads with skopeo."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_name_without_an_image_is_a_wrong_request(
 
 
 def test_a_registry_that_does_not_answer_is_reported(tmp_path: Path) -> None:
-    with socket.socket() as taken:  # bound, and never listening
+    with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         done = pack(f"docker://127.0.0.1:{port}/a:1", tmp_path / "x.sqsh")
@@ -142,7 +142,7 @@ def test_what_a_killed_packer_pulled_goes(registry: str, tmp_path: Path) -> None
 def test_a_disk_that_fills_up_in_a_pull(
     registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of files, here: that their bytes fit is looked up before."""
+    """Here it runs out of inodes: whether the bytes fit is checked before."""
     address = push(write(STACK, "oci-archive", tmp_path / "image.tar"), f"{registry}/full:1")
     small = tmp_path / "small"
     small.mkdir()
@@ -184,7 +184,7 @@ def test_a_login_that_is_missing_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLOSED", str(tmp_path / "skopeo"))
-    # Docker's registry, which is closed for names that there are not, is asked where none is named.
+    # Docker's registry, which refuses nonexistent names, is the default if none is named.
     for name, host in {
         "me/a:1": "docker.io",
         "a:1": "docker.io",

@@ -22,7 +22,7 @@ from tests.support.progress import Following
 pytestmark = pytest.mark.processes
 
 SITE = "usr/lib/python3/site-packages"
-RANDOM = random.Random(4).randbytes(700_000)  # several blocks and an end
+RANDOM = random.Random(4).randbytes(700_000)  # several blocks and a tail
 
 
 def squashed(tree: Path, file: Path, *words: str) -> Path:
@@ -37,7 +37,7 @@ def package(tree: Path, name: str, version: str) -> None:
 
 
 def plain(tree: Path) -> Path:
-    """A tree with something of each kind to change."""
+    """Make a tree with something of each kind to change."""
     for name in ("etc", "bin", "deep/er", "var/lib/dpkg"):
         (tree / name).mkdir(parents=True)
     (tree / "etc/environment").write_text("A=1\nB=2\n")
@@ -47,7 +47,7 @@ def plain(tree: Path) -> Path:
     (tree / "bin/link").symlink_to("a")
     for number in range(20):
         (tree / f"deep/er/{number}").write_text("x" * number)
-    if os.geteuid() == 0:  # nobody else can make a device
+    if os.geteuid() == 0:  # others cannot make a device
         os.mknod(tree / "zero", stat.S_IFCHR | 0o666, os.makedev(1, 5))
     (tree / "var/lib/dpkg/status").write_text(
         "Package: libc6\nStatus: install ok installed\nVersion: 2.36\n"
@@ -67,7 +67,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(before: Path, place: Path, change: Callable[[Path], object], *words: str) -> Path:
-    """The same tree after a change, packed; folders keep their times."""
+    """Pack the same tree after a change; folders keep their times."""
     tree = place / "tree"
     Programs().capture(["cp", "-a", before.parent / "tree", tree])
     change(tree)
@@ -133,7 +133,7 @@ def turned(tree: Path) -> None:
 
 
 def within(tree: Path) -> None:
-    """A byte far in, which leaves the size and the end as they were."""
+    """Change a byte in the middle, so that size and tail stay the same."""
     with (tree / "bin/a").open("r+b") as file:
         file.seek(200_000)
         file.write(b"!")
@@ -243,7 +243,7 @@ def test_times_alone_make_no_difference(before: Path, tmp_path: Path) -> None:
 
 
 def test_progress_reaches_its_end(before: Path, tmp_path: Path) -> None:
-    """Files of other sizes are not read, and most small ones lie in blocks with others."""
+    """Files of different sizes are not read, and most small ones share blocks with others."""
 
     def grow(tree: Path) -> None:
         within(tree)

@@ -1,4 +1,4 @@
-"""What an image says of itself reaches the terminal as text: in one line, and not without end."""
+"""What an image says about itself is shown as text on the terminal: on one line, and shortened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.command_line import sqshforge
 pytestmark = pytest.mark.processes
 
 EVIL = "\x1b[31m\nerror: nothing is right\r\x9b2J\u202e"
-MARKUP = "[/]"  # rich would end a style here that nobody began
+MARKUP = "[/]"  # rich would end a style here that was never started
 LONGEST_LINE = 2500
 SITE = "usr/lib/python3/site-packages"
 
@@ -99,7 +99,7 @@ def test_a_record_and_a_provenance_say_anything(packed: Path, tmp_path: Path) ->
 
 
 def test_tags_and_names_in_errors(tmp_path: Path) -> None:
-    """An archive with very many tags, and with one that fakes another error."""
+    """One archive has very many tags, and one has a tag that fakes another error."""
 
     def tagged(index: Any) -> Any:
         one = index["manifests"][0]

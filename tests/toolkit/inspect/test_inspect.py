@@ -1,4 +1,4 @@
-"""`sqshforge inspect`: what a squash file says of itself, whoever packed it."""
+"""`sqshforge inspect`: what a squash file says about itself, whoever packed it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.command_line import SCRIPT, sqshforge
 pytestmark = pytest.mark.processes
 
 CHANCE = random.Random(1)
-MODULE = CHANCE.randbytes(3_000_000)  # content that nothing makes smaller
+MODULE = CHANCE.randbytes(3_000_000)  # incompressible content
 SITE = "usr/lib/python3/site-packages"
 STATUS = b"""\
 Package: libc6
@@ -166,7 +166,7 @@ def test_what_programs_get(packed: Path) -> None:
 
 
 def test_bytes_count_once(packed: Path) -> None:
-    """A file under two names is there once; one with another's content takes no room."""
+    """A file with two names counts once; one with another's content takes no space."""
     facts = json.loads(sqshforge("inspect", packed, "--json").out)
     folders = {one["path"]: one for one in facts["folders"]}
     assert 3_050_000 < folders["usr"]["stored"] < 3_100_000
@@ -217,7 +217,7 @@ def test_a_picture_without_matplotlib(packed: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_that_others_packed(tmp_path: Path) -> None:
-    """As enroot packs them: lzo, its own /etc/rc, and nothing beside the file."""
+    """Enroot packs such files: lzo, its own /etc/rc, and nothing beside the file."""
     tree, output = tmp_path / "tree", tmp_path / "theirs.sqsh"
     (tree / "etc").mkdir(parents=True)
     (tree / "etc/environment").write_text("A=1\nno variable\nB=2\n")

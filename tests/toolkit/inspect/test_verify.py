@@ -1,4 +1,4 @@
-"""`sqshforge verify` and `sqshforge sign`: what is not as it was is noticed, and who says so."""
+"""`sqshforge verify` and `sqshforge sign`: changes are noticed, and who has signed a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMAGE = Image([layer(folder("d"), file("d/a", os.urandom(100_000)), file("d/b", 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A packed file, two keys, and the file of signers that has the first of them."""
+    """A packed file, two keys, and a file of signers with the first of them."""
     place = tmp_path_factory.mktemp("verify")
     done = sqshforge("pack", write(IMAGE, "oci", place / "oci"), "-o", place / "a.sqsh")
     assert done.code == 0, done.err
@@ -40,7 +40,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Desk:
-    """A copy of the packed file, to spoil."""
+    """A copy of the packed file, to damage."""
 
     home: Path
     file: Path
@@ -55,14 +55,14 @@ class Desk:
 
     @property
     def inodes(self) -> int:
-        """The place of the table of inodes, which is compressed."""
+        """The position of the inode table, which is compressed."""
         return int.from_bytes(self.file.read_bytes()[64:72], "little")
 
     def sign(self, key: str = "ours") -> Result:
         return sqshforge("sign", self.file, "--key", self.home / key)
 
     def verify(self, *words: str | Path) -> tuple[int, dict[str, tuple[str, str]]]:
-        """The exit code, and the result and detail of each check."""
+        """Return the exit code, and the result and detail of each check."""
         done = sqshforge("verify", self.file, "--json", *words)
         facts = json.loads(done.out)
         assert facts["ok"] is (done.code == 0)
@@ -122,7 +122,7 @@ def test_a_file_of_others(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("spoil", "failed"),
     [
-        (lambda desk: desk.flip(5_000), "record"),  # in content that is stored as it is
+        (lambda desk: desk.flip(5_000), "record"),  # in content that is stored uncompressed
         (lambda desk: desk.flip(desk.inodes + 9), "structure"),
         (lambda desk: os.truncate(desk.file, 90_000), "structure"),
         (lambda desk: os.truncate(desk.file, desk.file.stat().st_size - 1), "record"),
@@ -151,7 +151,7 @@ def test_what_is_not_as_it_was(desk: Desk, spoil: Callable[[Desk], object], fail
 
 
 def test_a_record_of_another_image(desk: Desk) -> None:
-    """Its key may be right: what it says of the image is not what the file has."""
+    """Even if its key is right, what it says about the image does not match the file."""
     from sqshforge.squash import request as record
     from sqshforge.squash.request import content_key
 
@@ -165,7 +165,7 @@ def test_a_record_of_another_image(desk: Desk) -> None:
 
 
 def test_a_file_that_another_version_packed(desk: Desk) -> None:
-    """Its key, and what enroot's files are to be, are made of an image in another way."""
+    """That version computed its key, and enroot's files, from an image differently."""
     earlier = {**json.loads(desk.record.read_text())["image"], "env": ["PATH=/other"]}
     desk.edit(format=7, key=f"sha256:{'0' * 64}", image=earlier)
     assert desk.sign().code == 0
@@ -179,7 +179,7 @@ def test_a_file_that_another_version_packed(desk: Desk) -> None:
 
 
 def test_a_record_that_says_no_format(desk: Desk) -> None:
-    """As all did once: it is compared as one of this version's."""
+    """No record had a format at first: it is compared like one of this version."""
     facts = json.loads(desk.record.read_text())
     del facts["format"]
     desk.record.write_text(json.dumps(facts))
@@ -288,7 +288,7 @@ def test_a_signature_that_is_not_good(
 
 
 def test_a_signature_of_another_use_of_the_key(desk: Desk) -> None:
-    """A mail that somebody got signed is no squash file that they answer for."""
+    """A signature that somebody got for a mail does not vouch for a squash file."""
     desk.sign()
     statement = desk.signature.read_bytes().partition(b"-----BEGIN")[0]
     argv: list[str | Path] = [
@@ -328,7 +328,7 @@ def test_a_key_that_is_allowed_for_other_uses_alone(desk: Desk) -> None:
 
 
 def test_signed_anew(desk: Desk) -> None:
-    """The place of a signature is taken by a new one, and by nothing else's."""
+    """A new signature replaces an old one, but no other file."""
     desk.sign("theirs")
     assert desk.sign("ours").code == 0
     assert desk.verify("--signers", desk.home / "signers")[0] == 0

@@ -1,4 +1,4 @@
-"""Locks of archives: the sum of what one of their addresses gives, kept with the same pin."""
+"""Locks of archives: the checksum of what one of their addresses returns, kept for the same pin."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_archive_is_locked_from_the_first_address_that_answers(
     locked = resolved(tmp_path, index, archives={"data": {"url": gone, "mirrors": [ARCHIVE]}})
     assert [one.sha256 for one in locked.archives] == [sha256(tmp_path / "data.tar.gz")]
     fewer = resolved(tmp_path, index, locked, archives={"data": {"url": gone}})
-    assert lock.changes(locked, fewer) == []  # another way to the same file is no other pin
+    assert lock.changes(locked, fewer) == []  # another way to the same file is not another pin
     lost = ARCHIVE.replace("data.", "lost.")
     silent = {"url": lost, "mirrors": [f"{lost}-2"]}
     unlocked = resolved(tmp_path, index, archives={"other": silent}).unlocked
@@ -112,7 +112,7 @@ def test_a_host_that_answers_and_does_not_give_it_is_not_said_to_be_silent(
 def test_an_archive_of_debian_s_that_apt_cannot_use_is_reported_in_apt_s_words(
     code: int, said: str, index: Index, tmp_path: Path
 ) -> None:
-    """As one that a key or a setting in this machine's own sources alone makes trusted."""
+    """It may be trusted only through a key or a setting in this machine's own sources."""
 
     class Unsigned(Programs):
         def which(self, program: str) -> Path | None:

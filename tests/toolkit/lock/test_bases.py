@@ -1,4 +1,4 @@
-"""Base images that their makers deleted, at real registries; a silent network is another thing."""
+"""Base images that their makers deleted, at real registries; a silent network is different."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def index(new_index: Callable[..., Index]) -> Index:
 
 @pytest.fixture(scope="module")
 def digest(registry: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The image REGISTRY/here:1, which is at REGISTRY/untagged by its digest alone."""
+    """The image REGISTRY/here:1, which REGISTRY/untagged has only by its digest."""
     image = Image([layer(file("etc/os-release", b"ID=small\n"))])
     archive = write(image, "oci-archive", tmp_path_factory.mktemp("image") / "image.tar")
     push(archive, f"{registry}/here:1")
@@ -55,7 +55,7 @@ def digest(registry: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 def looked(
     folder: Path, image: str, digest: str | None = None, **base: Any
 ) -> Sequence[bases.Remark]:
-    """What is said of an image with this digest in its lock."""
+    """Return the remarks about an image with this digest in its lock."""
     what = small_recipe(folder, ["app==1.0"], base={"image": image, **base})
     wanted = bases.wanted([(what, locked(what, digest))])
     return bases.look(wanted, Mirrors(), Registries(), Programs())
@@ -140,7 +140,7 @@ def test_without_a_network_nothing_is_said_to_be_gone(tmp_path: Path) -> None:
 
 
 def test_an_image_that_takes_a_login_names_the_registry(tmp_path: Path) -> None:
-    """What skopeo says of repositories that are closed, or that docker.io does not have."""
+    """Skopeo says so of closed repositories, and of those that docker.io does not have."""
 
     class Closed(Programs):
         def attempt(self, argv: Sequence[str | Path], **given: Any) -> Result:
@@ -179,7 +179,7 @@ def test_what_skopeo_says_is_read_from_its_last_word(said: str, state: State) ->
 
 def test_what_skopeo_quotes_as_go_does_is_read() -> None:
     said = r'level=fatal msg="503 nicht verf\xfcgbar\a\n\t\"\u00e9\U0001f600\\ \u20ac"'
-    said = said.replace(r"\u20ac", "\u20ac")  # what can be printed is left as it is
+    said = said.replace(r"\u20ac", "\u20ac")  # printable characters are kept
     assert reason(said) == '503 nicht verf\u00fcgbar\a\n\t"\u00e9\U0001f600\\ \u20ac'
 
 
@@ -191,13 +191,13 @@ def test_the_lock_has_the_digest_of_the_first_address_that_has_one(
     with_mirrors = resolved(tmp_path, index, base={"image": image, "mirrors": mirrors})
     assert with_mirrors.base == LockedImage(image=image, digest=digest)
     without = resolved(tmp_path, index, with_mirrors, base={"image": image})
-    assert lock.changes(with_mirrors, without) == []  # another way to it is no other pin
+    assert lock.changes(with_mirrors, without) == []  # another way to the image is not another pin
     none = resolved(tmp_path, index, base={"image": f"{registry}/deleted:2"})
     assert none.unlocked == (f"base image {registry}/deleted:2: no registry has it",)
 
 
 def commanded(checkout: Path, index: Index, *words: str) -> Result:
-    """A command of a checkout with no target but small, which takes its package from the index."""
+    """Run a command of a checkout whose only target, small, takes its package from the index."""
     argv = [sys.executable, "-m", "sqshforge", *words]
     env = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.url}
     return Programs().attempt(argv, cwd=checkout, env=env)

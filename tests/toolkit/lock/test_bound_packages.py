@@ -1,4 +1,4 @@
-"""Packages bound to one index: what another one carries under their names is never taken."""
+"""Packages bound to one index: another index's packages of the same names are never taken."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEURON = {
     "neuronx-distributed": "0.10",
     "torch-neuronx": "2.5",
 }
-NEEDED = {"libneuronxla": "1.0", "nki": "0.1"}  # by those, which name no version
+NEEDED = {"libneuronxla": "1.0", "nki": "0.1"}  # dependencies of those, without versions
 BOUND = {**NEURON, **NEEDED}
 INDEXES = {
     "neuron": {"url": ADDRESS, "packages": [*(f"{n}=={v}" for n, v in NEURON.items()), *NEEDED]}
@@ -38,7 +38,7 @@ NewIndex = Callable[..., Index]
 
 
 def real(without: Iterable[str] = ()) -> list[Distribution]:
-    """What Neuron's own index has, less some of it."""
+    """Return what Neuron's own index has, except for `without`."""
     needs = {"torch-neuronx": ["torch-xla", "libneuronxla"], "neuronx-distributed": ["nki>=0.1"]}
     return [
         wheel(name, version, needs=needs.get(name, ()), says="real")
@@ -48,14 +48,14 @@ def real(without: Iterable[str] = ()) -> list[Distribution]:
 
 
 def placeholders() -> list[Distribution]:
-    """What the public index has under those names: the same versions, and higher ones."""
+    """Return what the public index has under those names: the same versions, and higher ones."""
     versions = [(name, one) for name, version in BOUND.items() for one in (version, "99.0")]
     return [wheel(name, version, says="placeholder") for name, version in versions]
 
 
 @pytest.fixture
 def public(new_index: NewIndex) -> Index:
-    """An index with the ordinary packages, and with placeholders."""
+    """An index with ordinary packages, and with placeholders."""
     ordinary = wheel("numpy", "1.26"), wheel("torch-xla", "2.5"), wheel("pip", "25.3")
     return new_index(*ordinary, *placeholders(), wheel("plain"), wheel("greedy", needs=["nki"]))
 
@@ -68,7 +68,7 @@ def resolved(
     pip: Pip | None = None,
     before: Lock | None = None,
 ) -> Lock:
-    """The lock of a recipe with Neuron's packages, whose index has that address here."""
+    """Return the lock of a recipe with Neuron's packages, whose index has that address here."""
     what = small_recipe(folder, ["numpy==1.26", *more], INDEXES)
     mirrors = Mirrors(indexes={ADDRESS: vendor})
     return lock.resolve(what, asking(folder, pip or public.pip, mirrors, before))
@@ -206,12 +206,12 @@ TORCH = {
 
 
 def torchs() -> list[Distribution]:
-    """What PyTorch's own index has: a build of torch, and an older numpy."""
+    """Return what PyTorch's own index has: a build of torch, and an older numpy."""
     return [wheel("torch", "2.5+cpu", needs=["numpy>=1"]), wheel("numpy", "1.0", says="theirs")]
 
 
 def bound_torch(folder: Path, public: Index, vendor: str, torch: str) -> Lock:
-    """The lock of a recipe with Neuron's packages and a torch that one index alone has."""
+    """Return the lock of a recipe with Neuron's packages and a torch that only one index has."""
     what = small_recipe(folder, ["numpy==1.26"], {"pytorch": TORCH, **INDEXES})
     mirrors = Mirrors(indexes={ADDRESS: vendor, str(TORCH["url"]): torch})
     return lock.resolve(what, asking(folder, public.pip, mirrors))
@@ -220,7 +220,7 @@ def bound_torch(folder: Path, public: Index, vendor: str, torch: str) -> Lock:
 def test_an_index_for_some_names_only_gives_no_others(
     public: Index, new_index: NewIndex, tmp_path: Path
 ) -> None:
-    """Nor do others give these: the public one has a torch of that version, and a newer one."""
+    """The others must not provide them either: the public one has that torch, and a newer one."""
     public.add(wheel("torch", "2.5"), wheel("torch", "2.6"))
     needing = wheel(
         "torch-neuronx", NEURON["torch-neuronx"], needs=["torch==2.5.*", "libneuronxla"]
@@ -272,7 +272,7 @@ def test_the_real_recipe_binds_every_name_of_neurons(target: str, root: Path) ->
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_real_recipe_has_no_library_of_cudas(target: str, root: Path) -> None:
-    """And what Neuron's packages need of the public index is named."""
+    """The packages that Neuron's need from the public index are named, too."""
     locked = lock.load(recipe.find(target, root / "recipes"), root / "recipes").python
     names = {one.name for one in locked.packages}
     assert not [name for name in names if name.startswith(("nvidia-", "cuda-", "triton"))]
@@ -304,7 +304,7 @@ def test_the_image_gets_them_from_that_index_alone(target: str, root: Path) -> N
 
 
 def installed(vendor: Index, distribution: Distribution, folder: Path) -> Result:
-    """What pip does as in the image, with the lock of this file, on a host with other indexes."""
+    """Install as in the image, with a lock of this file, on a host with other indexes."""
     requirements = folder / "requirements.txt"
     requirements.write_text(lock.requirements([distribution.locked()]))
     argv = [sys.executable, "-m", "pip", "--isolated", "install", "--no-cache-dir", "--no-deps"]
@@ -315,7 +315,7 @@ def installed(vendor: Index, distribution: Distribution, folder: Path) -> Result
 
 @pytest.fixture
 def everywhere(public: Index, tmp_path: Path) -> Index:
-    """The public index, which pip on this machine is configured with for every user."""
+    """The public index, with which pip is configured for every user of this machine."""
     (tmp_path / "pip").mkdir()
     (tmp_path / "pip" / "pip.conf").write_text(f"[global]\nextra-index-url = {public.url}\n")
     return public

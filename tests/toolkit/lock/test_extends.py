@@ -1,4 +1,4 @@
-"""The lock of a recipe that extends another: the parent's, and what was asked for."""
+"""The lock of a recipe that extends another: the parent's, plus what was asked for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def index(new_index: Callable[..., Index]) -> Index:
 
 @pytest.fixture
 def checkout(root: Path, tmp_path: Path) -> Path:
-    """A checkout whose only targets are `small` and what a test lets extend it."""
+    """A checkout whose only targets are `small` and what a test adds to extend it."""
     place = checkouts.copy(tmp_path / "checkout")
     shutil.rmtree(place / "recipes")
     place.joinpath("recipes").mkdir()
@@ -47,7 +47,7 @@ def extend(checkout: Path, *packages: str, name: str = "child", parent: str = "s
 
 
 def run(checkout: Path, index: Index, *words: str) -> Result:
-    """`sqshforge lock WORDS`, with one index and files in place of hosts."""
+    """Run `sqshforge lock WORDS`, with one index, and with files in place of hosts."""
     settings = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": index.url}
     settings |= {"PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
     hosts = ("https://git.example.test", "https://files.example.test")
@@ -170,7 +170,7 @@ def test_an_image_has_the_parent_s_digest(index: Index, tmp_path: Path) -> None:
 def test_an_image_with_another_tag_in_a_parameter_is_another_one(
     index: Index, tmp_path: Path
 ) -> None:
-    """Not the digest of the parent's tag, nor that of the tag which the lock was made for."""
+    """The digest is neither that of the parent's tag, nor that of the tag in the lock."""
     then, now = (Small(letter) for letter in "ab")
 
     def child(parameters: dict[str, str]) -> recipe.Recipe:

@@ -1,4 +1,4 @@
-"""Sources by their commit: found out, fetched, and the same bytes wherever they are fetched."""
+"""Sources by their commit: resolved, fetched, and the same bytes wherever they are fetched."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WHO |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 
 @dataclass(frozen=True)
 class Upstream:
-    """Somebody's repository."""
+    """Somebody else's repository."""
 
     folder: Path
 
@@ -56,7 +56,7 @@ class Upstream:
         return self.git("rev-parse", "HEAD")
 
     def rewrite(self) -> None:
-        """As after a forced push and the host's next clearing: the last commit was never there."""
+        """Remove the last commit, as a forced push and the host's next garbage collection do."""
         self.git("reset", "--quiet", "--hard", "HEAD^")
         self.git("reflog", "expire", "--expire=now", "--all")
         self.git("gc", "--quiet", "--prune=now")
@@ -73,7 +73,7 @@ def upstream(tmp_path: Path) -> Upstream:
 
 @pytest.fixture(params=["any commit", "tips only"])
 def gives(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a host gives by a commit's own name: with git's old protocol, only tags and branches."""
+    """The commits that a host serves by name: with git's old protocol, only tags and branches."""
     if request.param == "tips only":
         (tmp_path / "gitconfig").write_text("[protocol]\nversion = 0\n")
         monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
@@ -88,7 +88,7 @@ def snapshot(
 
 
 def text(tar: Path) -> str:
-    """What the tar's file says."""
+    """Return the content of the tar's file."""
     with tarfile.open(tar) as archive:
         member = archive.extractfile("file")
         assert member is not None
@@ -118,7 +118,7 @@ def test_a_name_that_is_neither_is_no_commit(upstream: Upstream) -> None:
 
 @contextmanager
 def https(folder: Path, certificate: Path) -> Iterator[str]:
-    """A host that gives the files of a folder, with a certificate that no system knows."""
+    """Run a host that serves the files of a folder, with a certificate that no system trusts."""
     key = certificate.with_suffix(".key")
     argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     argv += ["-subj", "/CN=localhost"]
@@ -253,7 +253,7 @@ def test_an_unknown_name_is_reported_with_the_page_on_mirrors(
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of a host that takes connections and never says a word."""
+    """The address of a host that accepts connections but never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/tool"
 

@@ -1,4 +1,4 @@
-"""Locks: hashes for every package, drift noticed, nothing invented."""
+"""Locks: hashes for every package, changes noticed, nothing invented."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.web_servers import web_fixture as web_fixture
 
 
 def copied(root: Path, folder: Path) -> Path:
-    """A recipes folder of its own, with its lock."""
+    """Make a separate recipes folder, including the lock."""
     (folder / "locks").mkdir(parents=True)
     for name in ("cpu-mamba.yaml", "locks/cpu-mamba.lock"):
         (folder / name).write_bytes((root / "recipes" / name).read_bytes())
@@ -51,7 +51,7 @@ def test_torch_is_the_cpu_build_and_brings_no_cuda_package(root: Path) -> None:
 
 
 def test_every_platform_has_a_lock_of_its_own(root: Path) -> None:
-    """With the versions of the first one, but for what the recipe pins otherwise there."""
+    """The versions are those of the first one, unless the recipe pins others there."""
     recipes, found = root / "recipes", {}
     for name in recipe.targets(recipes):
         for platform in recipe.platforms_of(name, recipes):
@@ -110,7 +110,7 @@ def test_requirements_are_what_pip_reads(root: Path) -> None:
 
 
 class Small(Programs):
-    """The real programs, with the manifest that the registry gives said by the test."""
+    """The real programs, but the test sets the manifest that the registry returns."""
 
     def __init__(self, manifest: str) -> None:
         self.manifest = manifest
@@ -181,7 +181,7 @@ ARCHIVE = "https://files.example.test/data.tar.gz"
 
 @pytest.fixture
 def index(new_index: NewIndex) -> Index:
-    """An index with a program, what it needs, and the installer of images."""
+    """An index with a program, its dependency, and the installer of images."""
     return new_index(wheel("app", needs=["tool"]), wheel("tool"), wheel("pip", "25.3"))
 
 
@@ -192,7 +192,7 @@ def resolved(
     programs: Programs | None = None,
     **parts: Any,
 ) -> Lock:
-    """The lock of a small recipe, with what lies in the folder in place of hosts."""
+    """Return the lock of a small recipe, with the folder's content in place of hosts."""
     mirrors = Mirrors(
         sources={
             "https://git.example.test": folder.as_uri(),
@@ -263,7 +263,7 @@ def test_versions_of_debian_packages_are_no_change(root: Path) -> None:
 
 
 def repository(folder: Path) -> str:
-    """A repository with a branch and a tag at one commit."""
+    """Make a repository with a branch and a tag at one commit."""
 
     def git(*words: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@example.test"]
@@ -318,7 +318,7 @@ def test_a_lock_is_the_same_whatever_mirrors_a_machine_has(index: Index, tmp_pat
 
 
 def patched(folder: Path, index: Index, text: str | None) -> Lock:
-    """The lock of a recipe with one patch, which says this."""
+    """Return the lock of a recipe with one patch of this text."""
     if text is not None:
         (folder / "patches" / "tool-1").mkdir(parents=True)
         (folder / "patches" / "tool-1" / "fix.patch").write_text(text)

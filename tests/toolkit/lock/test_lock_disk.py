@@ -1,4 +1,4 @@
-"""`sqshforge lock` on a disk that fills up: the lock that was there stays as it is."""
+"""`sqshforge lock` on a disk that fills up: the existing lock stays as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sqshforge lock` that is killed: the next one removes the folder that apt worked in."""
+"""If `sqshforge lock` is killed, the next one removes the folder that apt worked in."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folders(temporary: Path) -> set[str]:
 
 
 def at_work(process: subprocess.Popen[str], temporary: Path, left: set[str]) -> bool:
-    """Whether apt has its folder, another one than was left."""
+    """Tell whether apt has its folder, other than those left before."""
     if process.poll() is not None:
         raise RuntimeError(process.communicate()[1])
     return bool(folders(temporary) - left)

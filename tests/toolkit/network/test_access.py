@@ -1,4 +1,4 @@
-"""What the machine is configured with, and what of it reaches a build."""
+"""The machine's configuration, and what of it reaches a build."""
 
 from __future__ import annotations
 

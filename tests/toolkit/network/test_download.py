@@ -1,4 +1,4 @@
-"""Downloads: whole or not there at all, gone on with where they were cut, proven by their sum."""
+"""Downloads: complete or absent, resumed where they were cut, and verified by checksum."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REST = f"bytes={HALF}-"
 
 @pytest.fixture
 def host(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    """A host that has the file, and no pause before a cut connection is taken up again."""
+    """A host with the file, and no delay before a broken connection is resumed."""
     monkeypatch.setattr(download, "PAUSE", 0)
     web.files[PATH] = DATA
     return web

@@ -1,4 +1,4 @@
-"""Mirrors: where they are set, which one counts, and every fault reported with its place."""
+"""Mirrors: where they are set, which one is used, and every fault reported with its place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def written(folder: Path, text: str | bytes, name: str = "mirrors.yaml") -> Path
 
 
 def fault(folder: Path, environment: dict[str, str] | None = None) -> RequestError:
-    """The one clear error that reading ends with."""
+    """Return the one clear error that reading ends with."""
     with pytest.raises(RequestError) as caught:
         mirrors.read_mirrors(folder, environment or {})
     assert caught.value.exit_code == 2

@@ -23,7 +23,7 @@ NewIndex = Callable[..., Index]
 
 
 def outdated(checkout: Path, index: Index, *words: str) -> Result:
-    """The command in a copy of the checkout, with one index."""
+    """Run the command in a copy of the checkout, with one index."""
     settings = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": index.url}
     settings |= {"PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
     argv = [sys.executable, "-m", "sqshforge", "outdated", *words]
@@ -34,7 +34,7 @@ def outdated(checkout: Path, index: Index, *words: str) -> Result:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the checkout with two recipes, the second of which extends the first."""
+    """A copy of the checkout with two recipes; the second one extends the first."""
     copy = checkouts.copy(tmp_path / "checkout")
     for path in (copy / "recipes").glob("*.yaml"):
         path.unlink()

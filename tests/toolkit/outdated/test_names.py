@@ -1,4 +1,4 @@
-"""What tags, a resolver's words and a recipe's comments tell."""
+"""What can be learned from tags, a resolver's messages and a recipe's comments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pins asked of whom they come from: indexes, repositories and registries on the loopback."""
+"""Asking the origin of each pin: indexes, repositories and registries on the loopback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VENDOR = "https://vendor.example.test/simple"
 
 @pytest.fixture
 def index(new_index: NewIndex) -> Index:
-    """The package index of a recipe of Python 3.10; pip, of all images, is its newest."""
+    """The package index of a recipe for Python 3.10; pip, which all images have, is the newest."""
     return new_index(wheel("pip", "25.3"))
 
 
@@ -46,7 +46,7 @@ def surveyed(
     before: Lock | None = None,
     **parts: Any,
 ) -> dict[str, Pin]:
-    """What was found out about each pin of a small recipe, by name."""
+    """Return what was found out about each pin of a small recipe, by name."""
     what = small_recipe(where, packages, indexes, **parts)
     (where / "recipes").mkdir(exist_ok=True)
     (where / "small.yaml").rename(where / "recipes" / "small.yaml")
@@ -215,7 +215,7 @@ def test_an_image_without_a_tag_is_asked_of_its_own_registry(
 
 
 def test_a_registry_that_lists_no_tags_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a repository whose images were all deleted, some say null."""
+    """For a repository whose images were all deleted, some return null."""
     said = Result((), 0, '{"Repository": "r", "Tags": null}', "")
     monkeypatch.setattr(Programs, "which", lambda *_: Path("skopeo"))
     monkeypatch.setattr(Programs, "attempt", lambda *_, **__: said)
@@ -223,7 +223,7 @@ def test_a_registry_that_lists_no_tags_answers(monkeypatch: pytest.MonkeyPatch) 
 
 
 def speak_german(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have apt-cache answer as it does in Germany, unless it is asked for C's words."""
+    """Make apt-cache answer in German, unless it is asked for the locale C."""
     folder.mkdir()
     german = f"{shutil.which('apt-cache')} \"$@\" | sed 's/Candidate:/Installationskandidat:/'"
     english = f'exec {shutil.which("apt-cache")} "$@"'

@@ -1,4 +1,4 @@
-"""Recipes for several platforms: what differs is laid over, one is chosen, faults are reported."""
+"""Recipes for several platforms: differences are merged in, one is chosen, faults are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ per_platform:
 
 
 def machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this machine be one of another name."""
+    """Pretend that this machine has another architecture."""
     real = os.uname()
     monkeypatch.setattr("os.uname", lambda: os.uname_result((*real[:4], name)))
 

@@ -1,4 +1,4 @@
-"""Recipes: what is right loads, and every fault of what is wrong is reported at once."""
+"""Recipes: valid ones load, and all faults of an invalid one are reported together."""
 
 from __future__ import annotations
 

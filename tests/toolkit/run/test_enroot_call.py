@@ -1,6 +1,6 @@
-"""`sqshforge run` where enroot is on the PATH, by a stand-in that does what was seen of enroot.
+"""`sqshforge run` with enroot on the PATH: a stand-in that does what enroot was observed to do.
 
-test_real_enroot.py does the same with enroot itself, where it is installed.
+test_real_enroot.py does the same with the real enroot, where it is installed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.support import containers, enroots, processes, tiny_root
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("usual_hangup")]
 
-# As of a training job whose root is there as long as its server is: one that has ended, and waits
-# for its parent, has no command line.
+# Like a training job, whose root exists as long as its server; a server that has ended, as a
+# zombie, has no command line.
 SAVES = """
 trap 'sleep 0.3; grep -q fuse /proc/$(cat $0/server)/cmdline && touch $0/saved; exit 85' TERM
 trap "" USR1 USR2 HUP INT QUIT
@@ -46,7 +46,7 @@ def tiny(images: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, images: Path) -> Iterator[Path]:
-    """Where the stand-in, which is found first, notes what it does; nothing else stays."""
+    """The folder where the stand-in, found first, records what it does; nothing else is left."""
     folder = tmp_path / "stand-in"
     folder.mkdir()
     with containers.watched(images), enroots.patched(enroots.stand_in(folder)):
@@ -58,7 +58,7 @@ def started(tiny: Path, *words: str | Path) -> Result:
 
 
 def inside(done: Result) -> dict[str, str]:
-    """The environment that `env` reported."""
+    """Return the environment that `env` printed."""
     assert done.code == 0, done.err
     return dict(line.split("=", 1) for line in done.out.splitlines())
 
@@ -79,7 +79,7 @@ def test_the_words_of_the_call(tiny: Path, place: Path, tmp_path: Path) -> None:
 
 
 def test_a_mount_with_a_blank_in_its_name(tiny: Path, place: Path, tmp_path: Path) -> None:
-    """Enroot refuses blanks, and reads what stands for them in an fstab."""
+    """Enroot refuses blanks, but accepts their escapes for an fstab."""
     source = tmp_path / "my data\\1"
     source.mkdir()
     done = started(tiny, "--mount", f"{source}:/in here", "--", "true")
@@ -121,7 +121,7 @@ def test_a_value_of_several_lines_is_left_out_and_makes_no_variables(tiny: Path)
 def test_what_is_asked_for_wins_and_does_not_lead_enroot_itself_astray(
     tiny: Path, place: Path
 ) -> None:
-    """Also by names that enroot's shell has for its own use."""
+    """Even if the names are those that enroot's shell uses itself."""
     asked = {"SLURM_JOB_ID": "87654321", "COLOUR": "asked", "TOKEN": "se cr et", "UID": "12345678"}
     asked |= {"PATH": "/bin:/no", "LD_PRELOAD": "/no.so", "BASH_ENV": "/no.sh", "name": "my own"}
     options = [f"--env={name}={value}" for name, value in asked.items()]
@@ -145,7 +145,7 @@ def test_a_variable_that_enroot_cannot_pass_is_refused(tiny: Path, place: Path, 
 def saving(
     request: pytest.FixtureRequest, tiny: Path, place: Path, tmp_path: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A container that is ready to save at TERM, started by `sqshforge run` or an image's copy."""
+    """A container ready to save at TERM, started by `sqshforge run` or an image's copy of it."""
     command = ("--env", enroots.marked(), "--", "sh", "-c", SAVES, str(place))
     argv = enroots.argv(tiny, *command)
     if request.param == "carried":
@@ -158,7 +158,7 @@ def saving(
         containers.started(argv) as process,
     ):
         assert containers.until((place / "ready").exists)
-        assert not list((tmp_path / "tmp").glob("*"))  # the copy's file is read, and gone
+        assert not list((tmp_path / "tmp").glob("*"))  # the copy's file is read and removed
         yield process
 
 
@@ -168,9 +168,9 @@ def saving(
 def test_signals_to_every_process_leave_the_root_until_the_command_has_saved(
     saving: subprocess.Popen[bytes], place: Path, names: str
 ) -> None:
-    """Slurm sends CONT and TERM at scancel, USR1 and USR2 at a user's wish."""
+    """Slurm sends CONT and TERM at scancel, and USR1 and USR2 if a user wishes."""
     for name in names.split():
-        if name in ("ALRM", "TSTP"):  # the command's own meaning of them is to end, and to stop
+        if name in ("ALRM", "TSTP"):  # by default they end and stop the command
             beside = processes.having({containers.MARK: os.environ[containers.MARK]})
             processes.kill(set(beside) - {saving.pid}, signal.Signals[f"SIG{name}"])
         else:
@@ -182,7 +182,7 @@ def test_signals_to_every_process_leave_the_root_until_the_command_has_saved(
 def test_a_supervisor_that_is_slow_to_start_is_waited_for(
     tiny: Path, place: Path, tmp_path: Path
 ) -> None:
-    """The signals would end it, and a root that is entered would take its programs away."""
+    """The signals would kill it, and once the root is entered, its programs are out of reach."""
     slow = tmp_path / "bash"
     slow.write_text('#!/bin/bash\nsleep 0.5\nexec -a fuse-supervisor /bin/bash "$@"\n')
     slow.chmod(0o755)
@@ -198,7 +198,7 @@ def test_a_supervisor_that_is_slow_to_start_is_waited_for(
 def test_kill_9_of_the_command_ends_what_is_beside_it(saving: subprocess.Popen[bytes]) -> None:
     saving.kill()
     saving.wait()
-    # That nothing of it is left is what `place` checks after every test.
+    # The fixture `place` checks after every test that nothing is left.
 
 
 def test_signals_have_their_usual_meaning_inside(tiny: Path) -> None:

@@ -1,7 +1,7 @@
-"""The built-in runtime and a host's NVIDIA driver, whose files a stand-in brings.
+"""The built-in runtime and a host's NVIDIA driver, whose files a stand-in provides.
 
-The stand-in for nvidia-container-cli takes its words and mounts a file into the root, as it does.
-The driver's device is one in a copy of /dev that only the test sees.
+The stand-in for nvidia-container-cli accepts its options and mounts a file into the root, as the
+real one does. The driver's device is in a copy of /dev that only the test sees.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def nothing_stays(images: Path) -> Iterator[None]:
 
 @pytest.fixture
 def words(tmp_path: Path) -> Path:
-    """Where the stand-in writes what it was called with."""
+    """The file where the stand-in writes its arguments."""
     return tmp_path / "words"
 
 
@@ -67,7 +67,7 @@ def start(
     has_driver: bool = True,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Start a command on a host that has a driver, and nvidia-container-cli if it is given."""
+    """Start a command on a host with a driver, and with nvidia-container-cli if it is given."""
     programs = place / "programs"
     programs.mkdir()
     if cli:
@@ -88,7 +88,7 @@ def start(
 
 
 def test_the_driver_is_brought_in(cuda: Path, tmp_path: Path, words: Path) -> None:
-    """With the words of enroot's hook, and what the image requires of the driver."""
+    """It is called like in enroot's hook, with the image's requirements of the driver."""
     done = start(cuda, tmp_path, "cat", LIBRARY, cli=CLI)
     assert (done.returncode, done.stdout, done.stderr) == (0, "the host's driver\n", "")
     *options, root = words.read_text().splitlines()
@@ -135,7 +135,7 @@ def test_it_is_left_out(
     has_driver: bool,
     devices: str | None,
 ) -> None:
-    """Where there is no driver, or no devices are asked for."""
+    """That is the case without a driver, or if no devices are asked for."""
     file = cuda if image == "cuda" else tiny_root.sqsh(images / image)
     variables = {} if devices is None else {"NVIDIA_VISIBLE_DEVICES": devices}
     done = start(file, tmp_path, "pwd", cli=CLI, has_driver=has_driver, **variables)

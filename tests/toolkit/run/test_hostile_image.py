@@ -1,6 +1,7 @@
-"""Images that mean harm, started as root: nothing of the host is written or shown for them.
+"""Malicious images, started as root: they can neither change nor show anything of the host.
 
-By `sqshforge run` and by `sqshforge smoke-test`, whose program in the image is the image's own.
+They are started with `sqshforge run` and with `sqshforge smoke-test`, whose program in the image is
+the image's own.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.root]
 PROGRAMS = Programs()
 HOST = ("/", "/dev", "/dev/shm", "/etc", "/root", "/sys/fs/cgroup", "/tmp", "/var/tmp")
 BYTES = b"precious" * 8192
-# What the runtime or the shell reads of an image before its command runs.
+# What the runtime or the shell reads from an image before its command runs.
 READ = ["etc/passwd", "etc/group", "etc/environment", "etc/fstab", "etc/login.defs", "etc/hosts"]
-# A `mount` of a machine that has no loop devices: squashfuse takes over.
+# A `mount` as on a machine without loop devices: squashfuse takes over.
 NO_LOOP = '#!/bin/sh\ncase "$*" in *"-t squashfs"*) exit 32 ;; esac\nexec /usr/bin/mount "$@"\n'
-# In the place of Python, for the smoke test: runs a command and tells of it as a finding.
+# In place of Python for the smoke test: runs a command, and reports on it as a finding.
 FINDS = """#!/bin/sh
 said=$({command} 2>&1) && ok=true || ok=false
 printf '{{"ok": %s, "checks": [{{"name": "x", "ok": %s, "seconds": 0, "detail": "' $ok $ok
@@ -43,7 +44,7 @@ printf '"}}]}}'
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk of the host's: the number of its device, and the file that keeps its bytes."""
+    """A disk of the host: its device number, and the file that holds its bytes."""
 
     number: int
     file: Path
@@ -51,7 +52,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Done:
-    """How a command in a container ended, and what it said; or why it could not start."""
+    """How a command in a container ended, and its output; or why it could not start."""
 
     code: int
     said: str
@@ -62,7 +63,7 @@ Change = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Way:
-    """How a user comes to start an image."""
+    """One way in which a user starts an image."""
 
     command: str  # of sqshforge
     folder: Path  # for the image
@@ -126,19 +127,19 @@ def started(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
 
 @pytest.fixture(params=[True, False], ids=["kernel", "squashfuse"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
-    """For what `smoke-test` has not: mounts."""
+    """For what `smoke-test` does not have: mounts."""
     return way("run", request.param, tmp_path)
 
 
 @pytest.fixture
 def name() -> str:
-    """A name that nothing of the host has."""
+    """Return a name that nothing on the host has."""
     return f"evil-{uuid.uuid4().hex}"
 
 
 @pytest.fixture(autouse=True)
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """A disk, which has the same bytes afterwards."""
+    """A disk, whose bytes must be the same afterwards."""
     file = tmp_path / "disk"
     file.write_bytes(BYTES)
     loop = PROGRAMS.capture(["losetup", "--find", "--show", file]).strip()
@@ -152,7 +153,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture(autouse=True)
 def untouched(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The host's folders are the same afterwards, to the last byte the caller's own two."""
+    """Check that the host's folders are unchanged afterwards; the caller's two to the last byte."""
     own = tmp_path / "own"
     for variable in ("HOME", "TMPDIR"):
         (own / variable / "folder").mkdir(parents=True)
@@ -163,21 +164,21 @@ def untouched(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> It
         yield
     after = listed()
     assert [one for one in after.keys() - before.keys() if "evil-" in one] == []
-    # In /tmp and /var/tmp others are at work, so of what they have only the names count.
+    # Others use /tmp and /var/tmp as well, so there only the names count.
     both = {one for one in after.keys() & before.keys() if "/tmp/" not in one}
     assert {one: after[one] for one in both} == {one: before[one] for one in both}
-    # The process that clears up removes its folder in TMPDIR a moment later.
+    # The process that cleans up removes its folder in TMPDIR a moment later.
     assert containers.until(lambda: contents(own) == whole), contents(own)
 
 
 def listed() -> Mapping[str, tuple[int, ...]]:
-    """Mode, owner and device of what is inside the host's folders, where others come and go."""
+    """Return mode, owner and device of what is in the host's folders, which others use as well."""
     found = {}
     for place in HOST:
         for path in Path(place).iterdir():
             try:
                 one = path.lstat()
-            except FileNotFoundError:  # another's, and gone
+            except FileNotFoundError:  # it was another process's, and is gone
                 continue
             found[str(path)] = (one.st_mode, one.st_uid, one.st_gid, one.st_rdev)
     return found
@@ -193,7 +194,7 @@ def contents(place: Path) -> Mapping[str, tuple[object, ...]]:
 
 
 def replaced(root: Path, file: str) -> Path:
-    """The place of a file in a root, with nothing there."""
+    """Return the place of a file in a root, after removing what was there."""
     (root / file).parent.mkdir(exist_ok=True)
     (root / file).unlink(missing_ok=True)
     return root / file
@@ -236,7 +237,7 @@ def test_a_pipe_in_the_place_of_a_file_stops_nothing(files: list[str], started: 
 
 
 def test_a_link_to_what_never_ends_stops_nothing(started: Way) -> None:
-    """The kernel's log is a regular file in /proc, and reading it waits for more."""
+    """The kernel's log is a regular file in /proc, and reading it blocks at its end."""
 
     def change(root: Path) -> None:
         for file in READ:
@@ -309,7 +310,7 @@ def test_neither_home_nor_volume_is_made_on_the_host(place: str, name: str, star
         volumes=tuple(f"{one}/{name}" for one in places),
     )
     assert done.code == 0, done
-    if started.command == "run":  # it shows what the runtime says; /tmp and /root are the image's
+    if started.command == "run":  # it shows the runtime's output; /tmp and /root are the image's
         left_out = [line for line in done.said.splitlines() if "left out, as it is" in line]
         assert len(left_out) == 3, done
     assert [one for one in places if os.path.lexists(f"{one}/{name}")] == []
@@ -318,7 +319,7 @@ def test_neither_home_nor_volume_is_made_on_the_host(place: str, name: str, star
 def test_no_line_of_an_image_binds_a_folder_of_the_host(started: Way) -> None:
     lines = [
         "/ /host none bind,rw\n",
-        # Blanks that are none to fstab, and ends of lines that are none.
+        # Characters that look like blanks or line ends, but are not for fstab.
         "${ENROOT_ROOTFS}/cr\r/\x0b/host\x0bnone\x0bbind,rw /x none bind\n",
         "${ENROOT_ROOTFS}/a\u2003/\u2003/host none bind\n",
         "#\r/ /host none bind,rw\n",
@@ -331,7 +332,7 @@ def test_no_line_of_an_image_binds_a_folder_of_the_host(started: Way) -> None:
 
 
 def test_a_volume_of_what_is_the_host_s_stays_as_restricted(started: Way) -> None:
-    """/sys is read-only, also where the image asks for it a second time."""
+    """The mount of /sys is read-only, even if the image asks for it a second time."""
 
     def change(root: Path) -> None:
         line = "${ENROOT_ROOTFS}/sys/fs/cgroup /again none bind,rw\n"

@@ -1,4 +1,4 @@
-"""What of the caller's environment goes into a container."""
+"""Which variables of the caller's environment are passed into a container."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_job_the_machine_and_the_services_go_in_and_the_host_s_files_do_not(
 
 
 def test_each_entry_says_why_and_is_a_name_or_its_beginning() -> None:
-    """Launchers are made from the patterns: in a shell's words they must mean the same."""
+    """Launchers are generated from the patterns, which must mean the same in a shell."""
     patterns = [pattern for one in passed.PASSED for pattern in one.patterns]
     assert len(patterns) == len(set(patterns))
     assert all(passed.is_name(pattern.removesuffix("*")) for pattern in patterns)
@@ -67,7 +67,7 @@ def test_what_goes_into_every_container_wins_over_the_image_and_the_request_over
 
 
 def test_the_host_s_python_is_not_the_image_s() -> None:
-    """A module system's PYTHONHOME would keep the image's Python from starting."""
+    """A PYTHONHOME set by a module system would keep the image's Python from starting."""
     host = {"PYTHONHOME": "/apps/python", "COLOUR": "host"}
     assert merged_environment(host, "", {}) == {"COLOUR": "host"}
     assert "PYTHONHOME" in merged_environment(host, "PYTHONHOME=/usr", {})

@@ -1,4 +1,4 @@
-"""`sqshforge run` by the real enroot: `make test-enroot`, where it is on the PATH."""
+"""`sqshforge run` with the real enroot: `make test-enroot`, if it is on the PATH."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.usefixtures("usual_hangup"),
 ]
 
-# What Debian's does to the PATH of every login shell.
+# What Debian's profile does to the PATH of every login shell.
 PROFILE = """
 if [ "$(id -u)" -eq 0 ]; then
     PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -38,29 +38,29 @@ export PATH
 """
 PATH = "/opt/x/bin:/usr/bin:/bin"
 RUN = (sys.executable, "-m", "sqshforge", "run", "--runtime=enroot")
-TIMES = 5  # that each way to end is tried
+TIMES = 5  # tries of each way to end
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who starts containers, with a folder of its own."""
+    """A user who starts containers, with a folder of their own."""
 
     place: Path
-    argv: Callable[[Sequence[str]], list[str]]  # the words that have it run a program
+    argv: Callable[[Sequence[str]], list[str]]  # makes words that run a program as the user
     variables: dict[str, str]
 
     def run(self, *words: str | Path) -> Result:
         return Programs().attempt(self.argv([*map(str, words)]), env=self.variables)
 
     def left(self) -> list[Path]:
-        """What is in the folders of enroot and for temporary files, but for empty folders."""
+        """Return the files in enroot's folders and in the folder for temporary files."""
         folders = [Path(self.variables[name]) for name in ("XDG_RUNTIME_DIR", "TMPDIR")]
         return [path for one in folders for path in one.rglob("*") if not path.is_dir()]
 
 
 @pytest.fixture(scope="module")
 def images() -> Iterator[Path]:
-    """A folder that every user can read; pytest's own are for one user."""
+    """A folder that every user can read; pytest's own ones are for one user."""
     folder = Path(tempfile.mkdtemp(prefix="sqshforge-test-"))
     folder.chmod(0o755)
     yield folder
@@ -85,7 +85,7 @@ def nothing_stays(images: Path) -> Iterator[None]:
 
 @pytest.fixture(params=["myself", pytest.param("user", marks=pytest.mark.root)])
 def caller(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Caller]:
-    """Who runs the tests; and where that is root, an ordinary user."""
+    """Whoever runs the tests, and if that is root, an ordinary user as well."""
     with ExitStack() as stack:
         made = Caller(tmp_path, lambda words: [*words], enroots.real(tmp_path))
         if request.param == "user":
@@ -128,7 +128,7 @@ def test_the_job_gets_in_and_the_host_does_not(caller: Caller, tiny: Path) -> No
 
 
 def test_mounts(caller: Caller, tiny: Path) -> None:
-    """With what an fstab would take for the end of a path; `ro` is read-only."""
+    """Paths contain what an fstab takes for their end; `ro` is read-only."""
     source = caller.place / "my data\\1"
     source.mkdir()
     source.chmod(0o777)
@@ -155,7 +155,7 @@ def test_the_image_s_path_is_not_that_of_its_profile(caller: Caller, tiny: Path)
 
 
 def test_pyxis_finds_the_image_s_path(caller: Caller, tiny: Path, images: Path) -> None:
-    """It reads the environment of a shell that its own /etc/rc.local starts."""
+    """Pyxis reads the environment of a shell that its own /etc/rc.local starts."""
     conf = images / "pyxis.conf"
     conf.write_text("hooks() {\n\techo 'exec \"$@\"' > ${ENROOT_ROOTFS}/etc/rc.local\n}\n")
     argv: list[str | Path] = [
@@ -206,7 +206,7 @@ def of_test() -> list[int]:
 
 
 def beside() -> list[str]:
-    """The names of the processes that have to do with the root's files."""
+    """Return the names of the processes that serve the root's files."""
     names = [processes.command(pid).partition(" ")[0] for pid in of_test()]
     return sorted(name for name in names if "fuse" in name)
 
@@ -216,7 +216,7 @@ def beside() -> list[str]:
 def test_signals_to_every_process_leave_the_root_until_the_command_has_saved(
     caller: Caller, tiny: Path, names: str, overlay: str
 ) -> None:
-    """By the kernel's overlay, and by fuse-overlayfs."""
+    """Uses the kernel's overlay, and fuse-overlayfs."""
     caller.variables["ENROOT_NATIVE_OVERLAYFS"] = overlay
     servers = ["squashfuse"] if overlay == "y" else ["fuse-overlayfs", "squashfuse"]
     for _ in range(TIMES):
@@ -254,7 +254,7 @@ def test_the_copy_that_an_image_carries_does_the_same(caller: Caller, tiny: Path
 
 
 def test_two_containers_of_one_file_at_once(caller: Caller, tiny: Path) -> None:
-    """One ends, and the other keeps its root."""
+    """When one ends, the other keeps its root."""
     with saving(caller, tiny, RUN) as first:
         done = caller.run(*ours(tiny, "--", "cat", "/usr/file"))
         assert done.code == 0

@@ -1,4 +1,4 @@
-"""What a command finds in a container: environment, folders, mounts, a root to write to."""
+"""What a command finds in a container: environment, folders, mounts, a writable root."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(images: Path) -> Path:
-    """A sqsh with an environment, a working folder and no entrypoint."""
+    """A sqsh with an environment and a working folder, but no entrypoint."""
     config = ImageConfig(reference="tiny", env=VARIABLES, workdir="/work here", cmd=("pwd",))
     return tiny_root.sqsh(images / "tiny", config)
 
@@ -49,7 +49,7 @@ def nothing_stays(images: Path) -> Iterator[None]:
 
 @pytest.fixture(params=containers.FUSE)
 def start(request: pytest.FixtureRequest, tiny: Path) -> Start:
-    """Run a command in a container, its file mounted by the kernel and by squashfuse."""
+    """Runs a command in a container whose file is mounted by the kernel, or by squashfuse."""
 
     def run(*command: str, image: Path = tiny, environment: dict[str, str] | None = None) -> Result:
         return Programs().attempt(
@@ -95,14 +95,14 @@ def test_the_path_is_the_image_s_or_the_request_s_whatever_its_profile_says(
 def test_the_image_s_environment_is_not_for_the_programs_that_set_it_up(
     start: Start, images: Path
 ) -> None:
-    """Its PATH and its LD_PRELOAD name files of the image, which the host need not have."""
+    """Its PATH and LD_PRELOAD name files of the image, which the host need not have."""
     config = ImageConfig(
         reference="odd", env=("PATH=/opt/of/the/image", "LD_PRELOAD=/opt/of/the/image.so")
     )
     done = start("/bin/sh", "-c", "echo $PATH", image=tiny_root.sqsh(images / "odd", config))
     assert (done.code, done.out) == (0, "/opt/of/the/image\n")
     said = [line for line in done.err.splitlines() if "LD_PRELOAD" in line]
-    assert len(said) == 2  # the loader's own words for the login shell and for the command
+    assert len(said) == 2  # from the loader, for the login shell and for the command
 
 
 def test_bytes_of_the_environment_come_through(start: Start, images: Path) -> None:
@@ -118,7 +118,7 @@ def test_bytes_of_the_environment_come_through(start: Start, images: Path) -> No
 def test_a_caller_without_a_language_leaves_the_image_its_own(
     start: Start, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python takes C.UTF-8 then, and has it in its environment."""
+    """Python then uses C.UTF-8, and puts that into its environment."""
     for name in [one for one in os.environ if one == "LANG" or one.startswith("LC_")]:
         monkeypatch.delenv(name)
     config = ImageConfig(reference="own", env=("LC_CTYPE=de_DE.UTF-8", "PATH=/usr/bin"))
@@ -178,7 +178,8 @@ def test_signals_have_their_usual_meaning_inside(start: Start) -> None:
     assert done.out.startswith("y\n")
     assert done.err == ""
     masks = dict(line.split(":\t") for line in done.out.splitlines() if line.startswith("Sig"))
-    # Of the standard signals, 1 to 31: what make starts has glibc's own signal 32 ignored.
+    # Only the standard signals, 1 to 31: processes started by make have glibc's own signal 32
+    # ignored.
     assert int(masks["SigIgn"], 16) & 0x7FFFFFFF == 0
     assert int(masks["SigBlk"], 16) & 0x7FFFFFFF == 0
 

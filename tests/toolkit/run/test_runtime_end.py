@@ -17,7 +17,7 @@ from tests.support import containers, processes, tiny_root
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("usual_hangup")]
 
-# What a training job does when it is asked to end: it saves, from a root that must still be there.
+# What a training job does when asked to end: it saves, from a root that must still exist.
 SAVES = """
 for name in TERM INT USR1 USR2 HUP; do
     trap "cat /usr/file >> /out/$name; sleep 0.2; cat /usr/file >> /out/$name; exit 9" $name
@@ -99,7 +99,7 @@ def test_under_nohup_a_hangup_is_ignored_inside(tiny: Path, tmp_path: Path) -> N
 
 
 def test_the_command_is_the_process_that_was_started(tiny: Path) -> None:
-    """Nothing stands in between that could hand a signal of Slurm on a second time."""
+    """No process in between could pass on a signal of Slurm a second time."""
     argv = containers.argv(tiny, "--", "sleep", "60")
     with containers.started(argv) as process:
         assert containers.until(lambda: processes.command(process.pid) == "sleep 60")
@@ -111,7 +111,7 @@ def test_the_command_is_the_process_that_was_started(tiny: Path) -> None:
 def test_kill_9_ends_the_command_too(saving: subprocess.Popen[bytes]) -> None:
     saving.kill()
     saving.wait()
-    # That nothing of it is left is what `nothing_stays` checks after every test.
+    # The fixture `nothing_stays` checks after every test that nothing is left.
 
 
 def test_kill_9_while_it_is_being_set_up(tiny: Path) -> None:
@@ -122,7 +122,7 @@ def test_kill_9_while_it_is_being_set_up(tiny: Path) -> None:
 
 
 def spoil(tiny: Path, folder: Path, kind: str) -> Path:
-    """A file that cannot be started."""
+    """Make a file that cannot be started."""
     image = folder / "image.sqsh"
     whole = tiny.read_bytes()
     if kind == "folder":
@@ -171,7 +171,7 @@ def test_an_image_without_a_shell_is_reported_in_two_lines(images: Path) -> None
 
 @pytest.mark.root
 def test_root_without_the_right_to_mount_is_reported(tiny: Path) -> None:
-    """As in a container of docker: uid 0, but no CAP_SYS_ADMIN."""
+    """As in a docker container: uid 0, but no CAP_SYS_ADMIN."""
     argv = ["setpriv", "--bounding-set", "-sys_admin", *containers.argv(tiny, "--", "true")]
     done = Programs().attempt(argv)
     assert done.code == 3

@@ -1,4 +1,4 @@
-"""What a command gets of the process and the mounts it starts with, as enroot has it."""
+"""What a command inherits from the process and the mounts it starts with, as under enroot."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nothing_stays(images: Path) -> Iterator[None]:
 
 @pytest.fixture(params=containers.FUSE)
 def start(request: pytest.FixtureRequest, tiny: Path) -> Start:
-    """Run a command in a container, its file mounted by the kernel and by squashfuse."""
+    """Runs a command in a container whose file is mounted by the kernel, or by squashfuse."""
 
     def run(*command: str, image: Path = tiny) -> Result:
         return Programs().attempt(containers.argv_by(image, *command, fuse=request.param))
@@ -46,7 +46,7 @@ def start(request: pytest.FixtureRequest, tiny: Path) -> Start:
 
 
 def options(mountinfo: str) -> dict[str, set[str]]:
-    """The options of each mount, by its mount point; of those at one place, the topmost."""
+    """Return the options of each mount by mount point; of several in one place, the topmost's."""
     fields = [line.split(" ") for line in mountinfo.splitlines()]
     return {unescape(one[4]): set(one[5].split(",")) for one in fields}
 
@@ -56,7 +56,7 @@ def of_sys(mountinfo: str) -> dict[str, set[str]]:
 
 
 def test_a_command_may_have_as_many_words_as_the_kernel_takes(start: Start) -> None:
-    """Those of a shell's `*.txt`: more than the 128 KiB that one word may have."""
+    """A shell's `*.txt` may give more in total than the 128 KiB that one word may have."""
     words = [f"/data/shard-{number:07}.txt" for number in range(20_000)]
     done = start("sh", "-c", "echo $#", "sh", *words)
     assert (done.code, done.out) == (0, "20000\n"), done.err
@@ -99,7 +99,7 @@ def test_shared_memory_and_devices_of_the_host_can_be_written_to(start: Start) -
 def test_descriptors_above_2_are_closed(
     number: str | None, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the caller has open, and whatever is said of a process manager's socket."""
+    """Whatever the caller has open, and whatever a process manager's socket is said to be."""
     if number is not None:
         monkeypatch.setenv("PMI_FD", number)
     (tmp_path / "open").touch()
@@ -114,7 +114,7 @@ def test_descriptors_above_2_are_closed(
     assert done.returncode == 0, done.stderr
     assert str(tmp_path) not in done.stdout
     names = [line.partition(" -> ")[0].split()[-1] for line in done.stdout.splitlines()[1:]]
-    assert names == ["0", "1", "2", "3"], done.stdout  # the last: the folder that ls reads
+    assert names == ["0", "1", "2", "3"], done.stdout  # the last one is the folder that ls reads
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_streams_that_the_caller_has_closed_lead_to_nowhere(
         ("# UMASK 077\nUMASK_OF 077\n", "0027"),
         ("UMASK\t\t077\n", "0077"),
         ("UMASK 022 # as useradd\nUMASK=007\n", "0007"),
-        ("UMASK 18\n", "0022"),  # a number that does not begin with 0 is decimal, login.defs(5)
+        ("UMASK 18\n", "0022"),  # a number without a leading 0 is decimal, login.defs(5)
         ("UMASK u=rwx\n", "0027"),
         ("UMASK 99999999999999999999999\n", "0027"),
     ],
@@ -164,7 +164,7 @@ def test_the_umask_is_that_of_the_image_s_login_defs(
 
 
 def skeleton(root: Path) -> None:
-    """What a distribution has there, and what must not make a start fail."""
+    """Write what a distribution has there, and what must not make a start fail."""
     skel = root / "etc" / "skel"
     (skel / ".config").mkdir(parents=True, mode=0o700)
     (skel / ".profile").write_text("export SAID=by-profile\n")
@@ -189,7 +189,7 @@ def test_a_new_home_folder_has_what_etc_skel_has(
         "/home/new one/.config:",
         *("one", "1", "700", "600", "by-profile", ""),
     ]
-    monkeypatch.setenv("HOME", "/root")  # which the image has
+    monkeypatch.setenv("HOME", "/root")  # it exists in the image
     assert start("ls", "-A", "/root", image=image).out == ""
 
 

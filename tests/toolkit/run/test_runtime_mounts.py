@@ -26,7 +26,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(images: Path) -> Path:
-    """A sqsh with links that lead out of it, and volumes."""
+    """A sqsh with volumes, and with links that lead out of it."""
 
     def change(root: Path) -> None:
         (root / "absolute").symlink_to("/outside/deep")
@@ -55,7 +55,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sh(tiny: Path) -> Sh:
-    """Run a shell script in a container with mounts: its exit code, and what it said."""
+    """Runs a shell script in a container with mounts; returns its exit code and output."""
 
     def run(script: str, *mounts: str) -> tuple[int, str]:
         done = Programs().attempt(containers.argv_by(tiny, "sh", "-c", script, mounts=mounts))
@@ -103,7 +103,7 @@ def test_a_folder_for_temporary_files_that_overlay_cannot_name(
 
 @pytest.mark.root
 def test_a_read_only_mount_is_so_all_the_way_down(sh: Sh, data: Path) -> None:
-    """A file system that is mounted somewhere below the source comes along, as read-only."""
+    """A file system mounted somewhere below the source is included, and read-only too."""
     below = data / "be low"
     below.mkdir()
     mount = Programs().capture
@@ -139,7 +139,7 @@ def test_many_mounts_in_their_order_also_in_tmp_and_over_what_the_image_has(
 def test_a_mount_in_a_mount_below_a_link_of_the_image_is_made(
     sh: Sh, data: Path, tmp_path: Path
 ) -> None:
-    """It is by the user's own words that the one is in the other."""
+    """The user's own words put the one into the other."""
     (tmp_path / "other").mkdir()
     mounts = (f"{data}:/absolute/data", f"{tmp_path}/other:/absolute/./data//in")
     assert sh("ls /outside/deep/data", *mounts) == (0, "file\nin\n")
@@ -167,7 +167,7 @@ def test_a_source_may_be_relative(sh: Sh, data: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_target_never_leads_out_of_the_root(sh: Sh, data: Path, target: str, seen: str) -> None:
-    """Links and dots are followed as they are from inside, where / is the image's root."""
+    """Links and dots are resolved as from inside, where / is the image's root."""
     assert sh(f"cat {seen}/file", f"{data}:{target}") == (0, "of the host\n")
     assert not Path("/outside").exists()
     assert not Path("/up").exists()

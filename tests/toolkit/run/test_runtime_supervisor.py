@@ -1,4 +1,4 @@
-"""What stands beside a container: the command does not see it, and it leaves nothing."""
+"""The processes beside a container: the command does not see them, and they leave nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nothing_stays(images: Path) -> Iterator[None]:
 
 @FUSE
 def test_the_command_has_no_children_that_it_did_not_start(tiny: Path, fuse: bool) -> None:
-    """A program that waits for all of its children, or ends them all, must not meet a server."""
+    """A program that waits for all of its children, or kills them all, must not find a server."""
     script = 'read -r mine < /proc/$$/task/$$/children; echo "<$mine>"'
     done = Programs().attempt(containers.argv_by(tiny, "sh", "-c", script, fuse=fuse))
     assert done.out == "<>\n"
@@ -55,7 +55,7 @@ def test_what_the_command_leaves_running_ends_with_it(
     with containers.started(argv) as process:
         assert process.wait(20) in (3, -signal.SIGKILL)
     assert (tmp_path / "ready").exists()
-    # That none of them is left is what `nothing_stays` checks after every test.
+    # The fixture `nothing_stays` checks after every test that none of them is left.
 
 
 @FUSE
@@ -114,7 +114,7 @@ def test_a_strict_umask_is_the_command_s_and_not_the_root_s(tiny: Path, fuse: bo
 
 
 def test_what_the_host_mounts_later_shows_in_a_mount(tiny: Path, tmp_path: Path) -> None:
-    """As an automounter does, when a job first looks into a home folder."""
+    """For example, an automounter mounts a home folder when a job first looks into it."""
     (tmp_path / "in" / "home").mkdir(parents=True)
     script = "touch /in/ready; while [ ! -e /in/home/late ]; do sleep 0.02; done"
     start = containers.argv_by(tiny, "sh", "-c", script, mounts=[f"{tmp_path}/in:/in"])
@@ -131,7 +131,7 @@ def test_what_the_host_mounts_later_shows_in_a_mount(tiny: Path, tmp_path: Path)
 def test_a_damaged_file_is_reported_and_leaves_nothing(
     tiny: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound: int
 ) -> None:
-    """All zeros but the mark and the length; or but the first block: a server mounts that."""
+    """All zeros except for the mark and the length, or the first block, which a server mounts."""
     whole = tiny.read_bytes()
     broken = images / "broken.sqsh"
     head = whole[:sound] or b"hsqs" + bytes(36) + len(whole).to_bytes(8, "little")

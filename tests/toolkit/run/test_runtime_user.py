@@ -1,6 +1,6 @@
 """The runtime as an ordinary user: user namespaces, squashfuse and fuse-overlayfs.
 
-By the command that an image carries, which test_zipapp.py compares with `sqshforge run`.
+Uses the command that an image carries, which test_zipapp.py compares with `sqshforge run`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.support import containers, processes, tiny_root
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("usual_hangup")]
 
-# Where root runs the tests, nobody's numbers; else the caller's own.
+# If root runs the tests, nobody's ids; otherwise the caller's own.
 UID, GID = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
-# A mount namespace whose /dev/fuse has the mode that udev gives it, whatever this machine's has;
-# then a user with no rights and no groups.
+# A mount namespace where /dev/fuse has the mode that udev gives it, whatever this machine's has; in
+# it, a user without rights or groups.
 AS_USER = """
 mount -t tmpfs tmpfs /mnt && mknod -m $0 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse &&
 umount --lazy /mnt && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
@@ -40,7 +40,7 @@ Argv = Callable[..., list[str]]
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A folder that every user can read; pytest's own are for one user."""
+    """A folder that every user can read; pytest's own ones are for one user."""
     folder = Path(tempfile.mkdtemp(prefix="sqshforge-test-"))
     folder.chmod(0o755)
     yield folder
@@ -66,7 +66,7 @@ def carried(place: Path) -> Path:
 
 @pytest.fixture
 def data(place: Path) -> Iterator[Path]:
-    """A folder of the user's."""
+    """A folder that belongs to the user."""
     folder = place / "data"
     folder.mkdir()
     os.chown(folder, UID, GID)
@@ -114,7 +114,7 @@ def test_all_of_the_root_is_the_user_s_and_is_forgotten(argv: Argv, tiny: Path) 
 
 @pytest.mark.root
 def test_an_image_of_several_owners_is_the_user_s_too(argv: Argv, place: Path) -> None:
-    """The kernel's overlay cannot change what others own; fuse-overlayfs makes all of it ours."""
+    """The kernel's overlay cannot change others' files; fuse-overlayfs makes all of them ours."""
 
     def change(root: Path) -> None:
         (root / "usr" / "other").write_text("another's\n")
@@ -150,7 +150,7 @@ def test_no_more_rights_sys_read_only_and_a_home_folder_as_in_etc_skel(
 
 @pytest.mark.root
 def test_what_of_sys_a_user_cannot_reach_does_not_prevent_a_start(argv: Argv, place: Path) -> None:
-    """As tracefs in debugfs, whose folder is root's alone."""
+    """For example tracefs in debugfs, in a folder of root's."""
     code = """
     mount -t tmpfs -o mode=0700 tmpfs /sys/kernel/debug && mkdir /sys/kernel/debug/tracing &&
     mount -t tmpfs tmpfs /sys/kernel/debug/tracing && exec "$@"
@@ -189,7 +189,7 @@ def test_exit_codes_and_deaths_by_a_signal_come_back(argv: Argv) -> None:
 
 @pytest.mark.root
 def test_read_only_mounts_keep_what_the_host_has_set(argv: Argv, place: Path) -> None:
-    """A user namespace must not clear nosuid, nodev or noexec of a mount that it takes over."""
+    """A user namespace must not clear nosuid, nodev or noexec of a mount that it inherits."""
     source = place / "strict"
     source.mkdir()
     Programs().capture(["mount", "-t", "tmpfs", "-o", "nosuid,nodev,noexec", "tmpfs", source])
@@ -226,7 +226,7 @@ def test_kill_9_leaves_nothing(argv: Argv, data: Path) -> None:
         assert containers.until((data / "ready").exists)
         process.kill()
         process.wait()
-    # That nothing of it is left is what `nothing_stays` checks after every test.
+    # The fixture checks after every test that nothing is left.
 
 
 @pytest.mark.root

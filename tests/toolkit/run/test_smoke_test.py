@@ -1,4 +1,4 @@
-"""`sqshforge smoke-test`, whose findings come out of the image: they may be anything."""
+"""`sqshforge smoke-test`, whose findings come from the image, so they may be anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nothing_stays(tmp_path: Path) -> Iterator[None]:
 
 
 def prove(place: Path, script: str) -> Result:
-    """The smoke test of an image in which Python is a shell script."""
+    """Smoke-test an image in which Python is a shell script."""
 
     def change(root: Path) -> None:
         python = root / "usr/bin/python3"
@@ -110,7 +110,7 @@ def test_an_outcome_is_recalled_for_its_file_alone(tmp_path: Path) -> None:
     ("line", "percent", "words"),
     [
         ("[6 of 14, 40%] import torch", 40, "6 of 14, 6 s left: import torch"),
-        ("[2 of 14, 0%] versions", 0, "2 of 14: versions"),  # too early to say
+        ("[2 of 14, 0%] versions", 0, "2 of 14: versions"),  # too early for an estimate
         ("step 1 | loss 5.5", None, "step 1 | loss 5.5"),
         ("[2 of 3, 900%] x", None, "[2 of 3, 900%] x"),
     ],

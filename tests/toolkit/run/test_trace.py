@@ -83,7 +83,7 @@ def change(root: Path) -> None:
     (root / "sqshforge/code").write_text("code")
     recipe = {"smoke": {"imports": ["a"]}}
     (root / "sqshforge/meta/recipe.yaml").write_text(yaml.safe_dump(recipe))
-    # It stands for Python: what is imported is a file.
+    # It stands in for Python, which reads a file for each import.
     (root / "usr/bin/python3").write_text("#!/bin/sh\ncat /usr/libx.so.1.2\n")
     (root / "usr/bin/python3").chmod(0o755)
 

@@ -1,4 +1,4 @@
-"""While a container starts, what it needs of its file comes into memory: once, and only there."""
+"""While a container starts, the hot range of its file is read into memory, once and only there."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.processes
 
 SIZE = 48 << 20  # bytes of the hot file
 SLEEP = ["sleep", "100"]
-COLD = 0.3  # of the range: what a start reads of it by itself is less
+COLD = 0.3  # share of the range; a start by itself reads less
 
 
 @pytest.fixture(scope="module")
 def images() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # a disk: in a tmpfs all is in memory
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # a disk: a tmpfs is always in memory
         yield Path(name)
 
 
@@ -62,11 +62,11 @@ def in_memory(image: Path, hot: HotRange) -> float:
 
 
 def warmed(image: Path, hot: HotRange, argv: list[str]) -> bool:
-    """Whether a container that sleeps comes to have its range in memory."""
+    """Tell whether a sleeping container gets its range into memory."""
     page_cache.forget(image)
     assert in_memory(image, hot) < COLD
     with containers.started([*argv, *SLEEP]) as process:
-        # Its command is awaited too: enroot leaves a stopped shell if it is killed before that.
+        # Wait for its command, too: if enroot is killed before that, it leaves a stopped shell.
         containers.until(
             lambda: (
                 process.poll() is not None or (in_memory(image, hot) == 1 and sleeps(process.pid))
@@ -76,13 +76,13 @@ def warmed(image: Path, hot: HotRange, argv: list[str]) -> bool:
 
 
 def sleeps(container: int) -> bool:
-    """Whether a container's command runs."""
+    """Tell whether a container's command runs."""
     below = [container, *processes.descendants(container)]
     return any(processes.command(pid).split() == SLEEP for pid in below)
 
 
 def read_by(image: Path, hot: HotRange, argv: list[str]) -> float:
-    """How much of the range is in memory once a container has come, and stayed for a second."""
+    """Return the share of the range in memory a second after a container has started."""
     page_cache.forget(image)
     done = subprocess.run([*argv, "sh", "-c", "sleep 1; echo done"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
@@ -103,7 +103,7 @@ def test_under_enroot(
     tiny: Path, hot: HotRange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with enroots.patched(enroots.stand_in(tmp_path)):
-        # The stand-in's container is one of ours, which would read by itself.
+        # The stand-in starts one of our containers, which would itself read ahead.
         assert warmed(tiny, hot, enroots.argv(tiny, "--env=WARM=0", "--"))
         monkeypatch.setenv("WARM", "0")
         assert read_by(tiny, hot, enroots.argv(tiny, "--")) < COLD
@@ -144,7 +144,7 @@ def test_no_more_than_half_of_the_free_memory(
     monkeypatch.setattr(warm, "free_memory", lambda: 16 << 20)
     warm.warm(tiny, goes_on=lambda: True)
     begin = HotRange(hot.offset, 8 << 20)
-    ahead = page_cache.read_ahead()  # what the kernel reads of its own beyond that
+    ahead = page_cache.read_ahead()  # what the kernel reads ahead beyond that
     assert in_memory(tiny, begin) == 1
     assert in_memory(tiny, hot) <= (begin.length + ahead) / hot.length + 0.01
     page_cache.forget(tiny)
@@ -174,14 +174,14 @@ def test_it_ends_with_the_start(tiny: Path, hot: HotRange) -> None:
 
 
 def test_nothing_of_it_is_the_command_s(tiny: Path, hot: HotRange) -> None:
-    """Neither a child, which a shell would wait for, nor an open pipe, nor a word."""
+    """Neither a child, which a shell would wait for, nor an open pipe, nor any output."""
     script = 'read children < /proc/$$/task/$$/children; echo "children: $children"'
     done = Programs().attempt(containers.argv_by(tiny, "sh", "-c", script))
     assert (done.code, done.out, done.err) == (0, "children: \n", "")
 
 
 def test_where_a_caller_waits_for_no_child(tiny: Path) -> None:
-    """SIGCHLD that is ignored is inherited."""
+    """An ignored SIGCHLD is inherited."""
     ignored = subprocess.run(
         containers.argv(tiny, "--", "sh", "-c", "exit 7"),
         preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
@@ -210,7 +210,7 @@ def test_a_file_that_notes_nothing_or_nonsense(
 
 
 def test_what_cannot_be_read_delays_nothing(tmp_path: Path) -> None:
-    """The start tells what is wrong with the file, by itself."""
+    """The start itself reports what is wrong with the file."""
     warm.in_background(tmp_path / "none.sqsh")
     (tmp_path / "short.sqsh").write_bytes(MAGIC)
     warm.in_background(tmp_path / "short.sqsh")

@@ -64,7 +64,7 @@ def test_equal_sources_give_equal_bytes(root: Path) -> None:
 
 
 def test_it_holds_all_that_it_imports() -> None:
-    """Also what is imported only on a way that no test takes."""
+    """Including imports in code that no test reaches."""
     held = sources()
     names = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in held}
     for name, text in held.items():
@@ -86,7 +86,7 @@ def test_the_oldest_python_can_read_it() -> None:
 
 
 def found() -> list[str]:
-    """The interpreters of this machine that it is for, by their own word."""
+    """Return this machine's interpreters that it supports, according to themselves."""
     answers = {}
     for name in [*PYTHONS, "python3", sys.executable]:
         if Programs().which(name):
@@ -98,7 +98,7 @@ def found() -> list[str]:
 
 @pytest.mark.parametrize("python", found())
 def test_a_command_runs_by_the_nodes_python(python: str, carried: Path, tiny: Path) -> None:
-    """As the launchers call it: from anywhere, whatever PYTHONPATH says."""
+    """The launchers call it from anywhere, with any PYTHONPATH."""
     argv = [python, "-I", "-S", str(carried), "--mount", f"{carried.parent}:/seen"]
     argv += ["--env=A=b c", str(tiny), "--", "sh", "-c", 'ls /seen; echo "$A" "$@"; exit 7', "x"]
     done = subprocess.run(
@@ -123,7 +123,7 @@ def test_an_older_python_is_reported(carried: Path) -> None:
 
 
 def both(carried: Path, *words: str | Path) -> tuple[Result, Result]:
-    """What the file says to the words of `sqshforge run`, and what that says."""
+    """Run the file and `sqshforge run` with the same words; returns both results."""
     ours = Programs().attempt([sys.executable, "-I", "-S", carried, *words])
     return ours, Programs().attempt([sys.executable, "-m", "sqshforge", "run", *words])
 

@@ -1,4 +1,4 @@
-"""The cache of bases: what it saves, and that it changes nothing of what comes out."""
+"""The cache of bases: what it saves, and that it does not change the result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LABEL io.sqshforge.inputs={label}
 
 
 class Said(Reporter):
-    """A reporter that remembers."""
+    """A reporter that remembers its lines."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -64,7 +64,7 @@ class Desk:
         return Cache(self.folder / "cache", limit=1 << 30)
 
     def build(self, code: str, dockerfile: str = DOCKERFILE, tag: str = "1") -> address.Source:
-        """An image with this training code."""
+        """Build an image with this training code."""
         (self.context / "training/train.py").write_text(code)
         (self.context / "Dockerfile").write_text(dockerfile.format(label=digest_of(code)))
         argv: list[str | Path] = [CLIENT, "build", "--network", "host"]
@@ -85,13 +85,13 @@ class Desk:
         options: squash.Options = FAST,
         cached: bool = True,
     ) -> tuple[Path, str]:
-        """Pack an image; the file, and what was said meanwhile."""
+        """Pack an image; returns the file, and what was reported meanwhile."""
         said, cache = Said(), self.cache if cached else None
         packed = squash.pack(image, self.folder / name, options, Programs(), said, cache)
         return packed.path, "\n".join(said.lines)
 
     def found(self, path: Path) -> dict[str, odd_root.Entry]:
-        """The entries of a squash file."""
+        """Return the entries of a squash file."""
         return odd_root.unpacked(path, path.with_suffix(f".tree{time.monotonic_ns()}"))
 
 
@@ -114,7 +114,7 @@ def desk(
     Programs().attempt(["buildah", "rmi", "--all", "--force"])
 
 
-# What has nothing to do with the engine is tested with one.
+# Tests that do not depend on the engine use only one.
 by_docker = pytest.mark.parametrize("desk", ["docker"], indirect=True)
 ARCHIVES = ("oci", "oci-archive", "docker-archive")
 FROM_CACHE = "all but /sqshforge comes from the cache of bases"
@@ -146,7 +146,7 @@ def test_after_an_edit_the_bytes_are_those_of_a_cold_pack(desk: Desk) -> None:
 
 
 def ways(image: address.Source, engine: str, folder: Path) -> dict[str, address.Source]:
-    """An image as it is mounted, and as its engine archives it."""
+    """Return an image as mounted, and as archived by its engine."""
     folder.mkdir()
     assert isinstance(image, address.Dockerd | address.Storage)
     if engine != "buildah":
@@ -162,7 +162,7 @@ def ways(image: address.Source, engine: str, folder: Path) -> dict[str, address.
 @pytest.mark.processes
 @pytest.mark.parametrize("desk", ["docker", "buildah"], indirect=True)
 def test_whichever_way_an_image_is_read_its_file_is_the_same(desk: Desk) -> None:
-    """Cold, and with a base that was kept when its predecessor was read in any other way."""
+    """Both cold, and with a base that was kept from a predecessor read in any other way."""
     dockerfile = DOCKERFILE.replace("COPY training/", "COPY over/ /data/\nCOPY training/")
     (desk.context / "over/sub").mkdir(parents=True)
     for name, count in {"one": 200_000, "sub/late": 10, "a-file": 300_000}.items():

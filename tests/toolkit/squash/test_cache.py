@@ -1,4 +1,4 @@
-"""The cache of bases as a folder: what is kept, what goes first, and what is no base."""
+"""The cache of bases as a folder: what is kept, what is removed first, and what is not a base."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_base_takes_no_space_while_its_file_is_there(tmp_path: Path) -> None:
 def test_the_base_of_another_user_is_used_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a cache that several share; one that is closed to others is none."""
+    """Several users may share a cache; a base that is closed to others does not count."""
 
     def fails(*given: object, **named: object) -> None:
         raise PermissionError(1, "Operation not permitted")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 
 @contextmanager
 def small_disk(place: Path, size: str) -> Iterator[Path]:
-    """A file system of this size on a new folder."""
+    """Mount a file system of this size on a new folder."""
     place.mkdir()
     Programs().capture(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place])
     try:
@@ -57,7 +57,7 @@ def test_of_a_base_that_finds_no_room_nothing_stays(size: str, tmp_path: Path) -
 
 
 def test_prune_removes_what_a_killed_packer_left(tmp_path: Path) -> None:
-    """Also where only a packer of the same image would, and that is never packed again."""
+    """Otherwise only a packer of the same image would, and that may never be packed again."""
     address = test_pack_kill.image(tmp_path / "image", b"code", 64 << 20)
     home = tmp_path / "cache"
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +93,7 @@ def test_prune_removes_what_belongs_to_no_base(tmp_path: Path) -> None:
         (cache.folder / name).write_bytes(bytes(1_000_000))
     removed, orphans, _ = prune(tmp_path, "--keep", "1G")
     assert removed == "removed 0 bases, 0 B"
-    # Those, but for the lock, one that was written for the whole base, and three of the other.
+    # Those except for the lock, one written for the whole base, and three of the other base.
     assert orphans == "removed 10 files that failed or killed packers left, 7.0 MB"
     assert files(cache.folder) == whole | {"notes.txt"}
 

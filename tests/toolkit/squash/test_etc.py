@@ -1,4 +1,4 @@
-"""Whatever an image has as /etc, all ways to pack it put enroot's files in the same place."""
+"""Whatever an image has as /etc, every way to pack it puts enroot's files in the same place."""
 
 from __future__ import annotations
 

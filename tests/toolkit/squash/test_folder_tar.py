@@ -1,4 +1,4 @@
-"""A mounted image as a tar: which of its files are hot, in which order all come, and whole."""
+"""A mounted image as a tar: which of its files are hot, the order of all, and their content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = (
     *("usr/lib/a*b", "usr/lib/axb", "usr/lib/six-1.16.0.dist-info/RECORD", "bin-1.2/x-2.0.0-a"),
     *("sqshforge/own", "dev/null-like", ".dockerenv", f"{LONG}/name", "usr-local", "usr/z"),
 )
-# Also what names nothing: a folder, a path through a link, what is not packed, what no file has.
+# Also lines that name nothing: a folder, a path through a link, what is not packed or not there.
 LINES = (
     *("usr/lib/libz.so.*", "usr/lib/python3.*/os.py", "usr/lib/a*b", "usr/z", "usr/lib", "lib/a*b"),
     *("usr/lib/six-*.dist-info/RECORD", "bin-*/x-*-a", "sqshforge/own", "dev/null-like", "*"),
@@ -62,7 +62,7 @@ def names(place: Path) -> list[str]:
 
 @pytest.mark.parametrize("split", [True, False])
 def test_hot_files_are_those_that_are_found_among_all(tree: Path, split: bool) -> None:
-    """Also where a list is written by hand, and in another order."""
+    """Even if a list is written by hand, and in another order."""
     folder = Folder(os.fsencode(tree), split)
     for lines in (LINES, LINES[::-1]):
         hot = HotList.parse("\n".join(lines))
@@ -88,7 +88,7 @@ def test_hot_files_come_first_and_each_once(tree: Path, tmp_path: Path) -> None:
 def test_content_of_every_size(
     tmp_path: Path, spliced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a file system that cannot hand its pages on, too."""
+    """Also from a file system that does not support sendfile."""
 
     def refuses(*_: object) -> int:
         raise OSError(errno.EINVAL, "no")
@@ -109,7 +109,7 @@ def test_content_of_every_size(
 
 
 def test_several_names_of_one_file(tmp_path: Path) -> None:
-    """The first that comes has the content."""
+    """The first one to come has the content."""
     root = tmp_path / "tree"
     root.mkdir()
     (root / "a").write_text("x")
@@ -143,9 +143,10 @@ def test_a_file_that_becomes_shorter(
 @pytest.mark.processes
 @pytest.mark.root
 def test_empty_files_do_mksquashfs_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a tar with blocks of zeros kept, it puts a buffer of theirs where it never was.
+    """With -no-sparse on a tar, mksquashfs returns an empty file's buffer to the wrong cache.
 
-    What it has not written in its memory is no zeros here, by which it used to fail now and then.
+    MALLOC_PERTURB_ fills memory that it has not written with other bytes than zeros; without that
+    it failed only now and then.
     """
     monkeypatch.setenv("MALLOC_PERTURB_", "85")
     root = tmp_path / "tree"

@@ -1,4 +1,4 @@
-"""A disk without room for a squash file: noticed before the work, or reported where it fills."""
+"""A disk too full for a squash file: noticed before the work, or reported when it fills up."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_bytes_missing_are_named(tree: Path, tmp_path: Path) -> None:
 
 
 def unsqueezable(place: Path, code: bytes) -> str:
-    """An archive of 12 MiB, of which a half seems to be enough, with a /sqshforge; its address."""
+    """Make an archive of 12 MiB, half of which seems enough, with a /sqshforge; its address."""
     data = random.Random(1).randbytes(12 << 20)
     files = [archives.file("data/one", data[: 6 << 20]), archives.file("data/two", data[6 << 20 :])]
     top = [archives.folder("sqshforge"), archives.file("sqshforge/train.py", code)]
@@ -72,7 +72,7 @@ def unsqueezable(place: Path, code: bytes) -> str:
 def test_a_disk_that_fills_up_in_the_middle(
     kind: str, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By mksquashfs, or by the copy of a base."""
+    """Either mksquashfs fills it, or the copy of a base."""
     monkeypatch.setenv("SQSHFORGE_CACHE", str(tmp_path / "cache"))
     address = unsqueezable(tmp_path / "one.tar", b"one")
     if kind == "folder":
@@ -97,7 +97,7 @@ def test_a_disk_that_fills_up_in_the_middle(
 def test_a_folder_of_temporary_files_that_is_full(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that is full is named, not the output's."""
+    """The error names the full folder, not the output's."""
     monkeypatch.setattr(squash, "pack_whole", lambda *anything: fill(small_disk))
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     (tmp_path / "tree/etc").mkdir(parents=True)

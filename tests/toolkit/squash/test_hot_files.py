@@ -28,7 +28,7 @@ from tests.support.engines import docker_host_fixture as docker_host_fixture
 
 FAST = squash.Options.of("fast")
 CHANCE = random.Random(5)
-# The third name of one file; names that a sort file has backslashes in; enroot's own; a link.
+# The third name of a file; names that need backslashes in a sort file; enroot's own; a link.
 LIST = HotList.of(
     [
         *("data/sub/three", "usr/dev/kept", "names/two  spaces ", "names/back\\slash", "etc/rc"),
@@ -42,7 +42,7 @@ COPY some/ /some/
 COPY training/ /sqshforge/training/
 LABEL io.sqshforge.target=a-target
 """
-BLOCK = 128 << 10  # bytes of a block of the profile
+BLOCK = 128 << 10  # bytes per block of the profile
 ARCHIVES = ("oci", "oci-archive", "docker-archive")
 
 
@@ -74,14 +74,14 @@ def image(in_buildah: str) -> address.Source:
 def pack(
     image: address.Source, output: Path, hot: HotList = LIST, cache: Cache | None = None
 ) -> tuple[Path, str]:
-    """Pack an image; the file, and its key."""
+    """Pack an image; returns the file and its key."""
     options = replace(FAST, hot=hot)
     packed = squash.pack(image, output, options, Programs(), Reporter(quiet=True), cache)
     return packed.path, packed.key
 
 
 def starts(path: Path) -> dict[bytes, int]:
-    """Where the content of files of more than a block begins."""
+    """Return where the content of each file larger than a block begins."""
     with open_image(path) as opened:
         return {
             name: entry.inode.data.start
@@ -148,7 +148,7 @@ def test_the_file_and_its_record_tell_where_they_lie(image: address.Source, tmp_
     hot = HotRange(**facts["hot"])
     with open_image(path) as opened, path.open("rb") as file:
         assert hot_note.noted(file, opened.superblock.used) == hot
-    # Its end shares a block with others, behind them.
+    # Its tail shares a block with others, behind them.
     assert hot.offset == starts(path)[b"some/z"] == min(starts(path).values())
     assert 2 * BLOCK <= hot.length < 4 * BLOCK
     plain, _ = pack(image, tmp_path / "b.sqsh", HotList())

@@ -1,4 +1,4 @@
-"""Configs that no squash file can hold as they are: what `sqshforge pack` says of them."""
+"""Configs that no squash file can hold unchanged, and what `sqshforge pack` says about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.command_line import sqshforge
 
 pytestmark = pytest.mark.processes
 
-LAST = 2**32 - 1  # seconds that a squash file can hold
+LAST = 2**32 - 1  # seconds, the latest that a squash file can hold
 
 
 def pack(place: Path, created: str = "1970-01-01T00:00:10Z", **config: Any) -> Result:
@@ -69,7 +69,7 @@ def test_a_nul_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("created", ["2106-02-07T06:28:16Z", "9999-12-31T23:59:59Z"])
 def test_an_image_of_a_later_time_than_a_file_can_hold(created: str, tmp_path: Path) -> None:
-    """It gets the last time that there is, as a file in a layer does."""
+    """It gets the latest possible time, like a file in a layer."""
     done = pack(tmp_path, created=created)
     assert done.code == 0, done.err
     facts = json.loads(sqshforge("inspect", tmp_path / "a.sqsh", "--json").out)

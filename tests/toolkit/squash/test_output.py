@@ -1,4 +1,4 @@
-"""How a squash file comes under its name: whole or not at all, once, and never over another's."""
+"""How a squash file gets its name: complete or not at all, once, and never over another's."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_another_profile_replaces_the_file(image: str, tmp_path: Path) -> None:
 
 
 def test_what_is_tested_is_the_file_that_is_there(image: str, tmp_path: Path) -> None:
-    """The same image's, whatever other options it was packed with; another image's is replaced."""
+    """The same image's file counts, whatever its options; another image's is replaced."""
     first = pack(image, tmp_path / "a.sqsh", squash.Options.of("fast"))
     kept = pack(image, tmp_path / "a.sqsh", squash.Options.of("shared", keep=True))
     assert (kept.up_to_date, kept.key) == (True, first.key)
@@ -220,7 +220,7 @@ def test_a_packer_killed_in_the_middle(
             assert process.returncode == 128 + how
             assert visible(tmp_path) == set()
             assert working_containers(image) == []
-        # What still runs of a killed packer is no hindrance to the next one.
+        # What still runs of a killed packer does not hinder the next one.
         assert run(image, "-o", output, "--profile", "fast").returncode == 0
     assert visible(tmp_path) == {name, f"{name}.json"}
     assert working_containers(image) == []
@@ -230,7 +230,7 @@ def test_a_packer_killed_in_the_middle(
 def test_a_second_signal_does_not_cut_the_clearing_up_short(
     image: str, tmp_path: Path, usual_hangup: None
 ) -> None:
-    """A terminal that closes may send SIGHUP twice: by the kernel, and by the shell in it."""
+    """A closing terminal may send SIGHUP twice: from the kernel, and from its shell."""
     output = tmp_path / "a.sqsh"
     with started(image, "-o", output, "--profile", "archive", "--jobs", "1") as process:
         assert containers.until(lambda: being_written(tmp_path))
@@ -238,7 +238,7 @@ def test_a_second_signal_does_not_cut_the_clearing_up_short(
             process.send_signal(how)
             time.sleep(0.05)
         ended(process)
-    # To a shell these are one: Python, on its way out, gives signals back their usual effect.
+    # A shell shows both alike: on exit, Python restores the signals' default effect.
     assert process.returncode in (128 + signal.SIGHUP, -signal.SIGHUP)
     assert visible(tmp_path) == set()
     assert working_containers(image) == []
@@ -290,7 +290,7 @@ def test_a_lock_that_nobody_holds_is_no_lock(tree: Path, tmp_path: Path) -> None
 
 
 def test_an_engine_whose_stream_breaks_off(tmp_path: Path) -> None:
-    """A docker daemon that dies while it saves an image."""
+    """The docker daemon dies while it saves an image."""
     image = b'{"Id": "sha256:1", "Size": 1, "Config": {}}'
     answers = {"/x/json": image, "/history": b"[]", "/get": bytes(3_000_000)}
     folder = tmp_path / "output"

@@ -1,4 +1,4 @@
-"""What is in a squash file: entry by entry what enroot gives, by either engine, every time."""
+"""The content of a squash file: entry by entry as from enroot, with any engine, every time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 
 QUIET = Reporter(quiet=True)
 FAST = squash.Options.of("fast")
-# What docker puts into every container; something is put into these folders, or taken out.
+# What docker adds to every container; in these folders, something is added or removed.
 SUPPLIED = {"etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "proc", "sys"}
 CHANGED = {".", "etc", "dev"}
 WORKDIR = {"made", "made/by workdir"}
@@ -66,7 +66,7 @@ def odd(docker_host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def archived(name: str, folder: Path) -> dict[str, str]:
-    """An image of buildah's in all three kinds of archive."""
+    """Archive a buildah image in all three kinds of archive; returns their addresses."""
     places = {kind: f"{kind}:{folder / kind}" for kind in ARCHIVES}
     for address in places.values():
         Programs().capture(["buildah", "push", "--quiet", name, f"{address}:odd:1"])
@@ -74,7 +74,7 @@ def archived(name: str, folder: Path) -> dict[str, str]:
 
 
 def saved(name: str, folder: Path) -> str:
-    """An image of docker's as docker itself archives it."""
+    """Archive a docker image with docker itself; returns its address."""
     Programs().capture([CLIENT, "save", "--output", folder / "saved", name])
     return f"docker-archive:{folder / 'saved'}"
 
@@ -87,7 +87,7 @@ def pack(address: str, output: Path, **options: Any) -> squash.Packed:
 
 
 def parse(address: str) -> source.Source:
-    """The source of an address; `unmounted:` is docker's for those who may not mount it."""
+    """Parse an address; `unmounted:` is docker's for a user who may not mount it."""
     kind, _, name = address.partition(":")
     if kind == "unmounted":
         return Unmounted(name, Programs())
@@ -105,7 +105,7 @@ def packed(odd: Odd, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 @pytest.fixture(scope="module")
 def found(packed: dict[str, Path]) -> dict[str, dict[str, odd_root.Entry]]:
-    """What is in each of the squash files."""
+    """The entries of each of the squash files."""
     return {
         name: odd_root.unpacked(path, path.with_suffix(".tree")) for name, path in packed.items()
     }
@@ -170,7 +170,7 @@ def test_mounted_or_archived_the_bytes_are_the_same(
 def test_both_engines_give_the_same_tree(found: Found) -> None:
     trees = {}
     for name in ("buildah", "docker"):
-        dated = SUPPLIED | CHANGED | WORKDIR | set(odd_root.FILES)  # at the image's creation
+        dated = SUPPLIED | CHANGED | WORKDIR | set(odd_root.FILES)  # dated at the image's creation
         trees[name] = {
             path: entry._replace(mtime=None) if path in dated else entry
             for path, entry in found[name].items()
@@ -222,14 +222,14 @@ def test_attributes_and_capabilities_are_kept_on_request(
 @pytest.mark.root
 @pytest.mark.parametrize("xattrs", [True, False])
 def test_folders_that_enroot_adds_to_keep_their_attributes(xattrs: bool, tmp_path: Path) -> None:
-    """And a socket is no part of an image either way."""
+    """A socket is left out of an image in both cases."""
     tree, output = tmp_path / "tree", tmp_path / "a.sqsh"
     for name in ("etc", "dev", "proc", "sys", "run", "sqshforge"):
         (tree / name).mkdir(parents=True)
         os.setxattr(tree / name, "user.note", name.encode())
     os.setxattr(tree / "etc", "security.note", b"kept")
     for name in ("run", "sqshforge"):
-        os.mknod(tree / name / "socket", stat.S_IFSOCK | 0o600)  # bind() takes 108 bytes of a path
+        os.mknod(tree / name / "socket", stat.S_IFSOCK | 0o600)  # bind() limits paths to 108 bytes
     pack(f"rootfs:{tree}", output, xattrs=xattrs)
     found = odd_root.unpacked(output, tmp_path / "found")
     assert "run/socket" not in found and "sqshforge/socket" not in found
@@ -287,7 +287,7 @@ def test_a_folder_without_config_keeps_its_times(odd: Odd, found: Found) -> None
 
 
 def test_an_image_without_etc_gets_one(tmp_path: Path) -> None:
-    """Only by the engines: a folder without etc/ is taken for no root file system."""
+    """Only through engines: a folder without etc/ is not accepted as a root file system."""
     (tmp_path / "context/tree").mkdir(parents=True)
     (tmp_path / "context/tree/hello").write_text("hello")
     odd_root.tar(tmp_path / "context/tree", tmp_path / "context/rootfs.tar")
@@ -306,14 +306,14 @@ def test_the_source_is_only_read(odd: Odd) -> None:
 
 
 def test_packing_leaves_no_volumes_in_docker(odd: Odd, packed: dict[str, Path]) -> None:
-    """The image has two volumes, and docker makes them anew for each container."""
+    """The image has two volumes, which docker creates anew for each container."""
     assert Programs().capture([CLIENT, "volume", "ls", "--quiet"]) == ""
 
 
 def test_what_is_up_to_date_is_known_without_reading_it(
     odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of many gigabytes takes longer to read than a second."""
+    """Reading a file of many gigabytes takes longer than a second."""
     output = pack(odd.addresses["buildah"], tmp_path / "a.sqsh").path
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -321,11 +321,11 @@ def test_what_is_up_to_date_is_known_without_reading_it(
         )
         assert pack(odd.addresses["buildah"], output).up_to_date
     os.utime(output)
-    assert pack(odd.addresses["buildah"], output).up_to_date  # by its bytes: it was only touched
+    assert pack(odd.addresses["buildah"], output).up_to_date  # its bytes count: it was only touched
 
 
 def test_a_record_can_be_read_by_others(odd: Odd, tmp_path: Path) -> None:
-    """Without it the file looks like somebody else's to them, and is not up to date."""
+    """Without the record, the file looks to others like somebody else's, and not up to date."""
     before = os.umask(0o077)
     try:
         pack(odd.addresses["buildah"], tmp_path / "a.sqsh")

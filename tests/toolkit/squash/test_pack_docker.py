@@ -1,4 +1,4 @@
-"""Packing from docker where its layers cannot be read: as an ordinary user, or from elsewhere."""
+"""Packing from docker if its layers cannot be read: as an ordinary user, or from elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAST = ("--profile", "fast")
 
 @pytest.fixture
 def in_group(docker: str) -> None:
-    """The daemon's socket is a group's."""
+    """Let the daemon's socket belong to a group."""
     socket = Path(docker.removeprefix("unix://"))
     socket.parent.chmod(0o711)
     os.chown(socket, 0, DOCKERS)
@@ -43,13 +43,13 @@ def in_group(docker: str) -> None:
 
 @pytest.fixture
 def odd(context: Path, docker: str, in_group: None) -> str:
-    """The odd image in the daemon; its address."""
+    """The address of the odd image in the daemon."""
     return f"dockerd://{odd_root.in_docker(context, docker)}"
 
 
 @pytest.fixture
 def fresh(user: User) -> User:
-    """The user with a cache of the test's own."""
+    """The user with a cache only for this test."""
     cache = user.home / f"cache-{time.monotonic_ns()}"
     cache.mkdir()
     user.take(cache)
@@ -62,7 +62,7 @@ def listed(*words: str) -> list[str]:
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """What the daemon did in the block, such as `container create`; filled at its end."""
+    """Record what the daemon did in the block, such as `container create`; filled at its end."""
     done: list[str] = []
     since = time.time()
     yield done
@@ -82,14 +82,14 @@ def edit(context: Path, text: str) -> None:
 
 
 def load(image: Image, place: Path) -> str:
-    """Bring an image made byte by byte to the daemon."""
+    """Load an image made byte by byte into the daemon."""
     write(image, "docker-archive", place)
     said = Programs().capture([engines.CLIENT, "load", "--input", place])
     return f"dockerd://{said.split()[-1]}"
 
 
 def with_history(*instructions: str) -> Any:
-    """A change of an image's config: it says that its layers were made so."""
+    """Return a change of an image's config that sets the history of its layers."""
     steps = [{"created_by": one, "created": "2024-02-29T12:00:00Z"} for one in instructions]
     return lambda config: {**config, "history": steps}
 
@@ -131,7 +131,7 @@ def test_a_user_in_the_docker_group_gets_the_bytes_that_root_gets(
 def test_after_an_edit_a_user_gets_no_more_than_sqshforge_from_docker(
     fresh: User, odd: str, context: Path, docker: str, tmp_path: Path
 ) -> None:
-    """And no volume is filled: the image has two."""
+    """No volume is filled either: the image has two."""
     assert fresh.pack(odd, "-o", "edit.sqsh", *FAST).returncode == 0
     edit(context, "print('edited')\n")
     odd_root.in_docker(context, docker)
@@ -154,7 +154,7 @@ def test_after_an_edit_a_user_gets_no_more_than_sqshforge_from_docker(
 def test_after_an_edit_that_docker_does_not_let_a_user_copy_the_image_is_saved(
     fresh: User, odd: str, context: Path, docker: str
 ) -> None:
-    """As where /sqshforge has become too large to be unpacked for a moment."""
+    """For example, /sqshforge has become too large to be unpacked for a moment."""
     assert fresh.pack(odd, "-o", "large.sqsh", *FAST).returncode == 0
     (context / "code/large").write_bytes(bytes(40 << 20))
     try:
@@ -198,7 +198,7 @@ def test_a_history_that_lies_spoils_no_base(
 def test_a_run_that_speaks_of_sqshforge_is_not_taken_to_change_nothing_else(
     fresh: User, in_group: None, tmp_path: Path
 ) -> None:
-    """Its layer is looked at, and it is right that it was."""
+    """Its layer is inspected, and rightly so."""
     does_more = with_history("ADD rootfs.tar / # buildkit", "RUN cp -r /x /sqshforge && useradd b")
     base = load(Image([BASE, CODE], tag="base", config=HONEST), tmp_path / "base.tar")
     more = load(Image([BASE, MORE_THAN_CODE], tag="more", config=does_more), tmp_path / "more.tar")
@@ -239,7 +239,7 @@ def test_extended_attributes_are_kept_on_request(user: User, odd: str) -> None:
 def test_root_packs_from_a_daemon_whose_layers_it_does_not_see(
     odd: str, docker: str, tmp_path: Path
 ) -> None:
-    """As where the daemon is on another machine."""
+    """The daemon may be on another machine."""
     layers = Path(docker.removeprefix("unix://")).parent / "d/overlay2"
     hiding = f'mount -t tmpfs none {layers} && exec "$@"'
     argv = ["unshare", "--mount", "sh", "-c", hiding, "sh"]
@@ -259,7 +259,7 @@ def test_a_packer_that_gets_a_signal(how: signal.Signals, user: User, in_group: 
 
 
 def test_a_packer_that_is_killed_while_docker_saves(fresh: User, in_group: None) -> None:
-    """What it had of the image goes with the next pack of the file."""
+    """What it had of the image is removed with the next pack of the file."""
     address = build(incompressible(fresh, "saving"), "sqshforge-test-saving:1")
     place = fresh.home / "killed"
     place.mkdir()
@@ -275,7 +275,7 @@ def test_a_packer_that_is_killed_while_docker_saves(fresh: User, in_group: None)
 
 
 def failed(done: subprocess.CompletedProcess[str]) -> tuple[int, str]:
-    """The exit code and the error of a pack that wrote nothing."""
+    """Return the exit code and the error of a pack that wrote nothing."""
     assert done.stdout == "" and "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 4, done.stderr
     return done.returncode, done.stderr
@@ -305,7 +305,7 @@ def test_a_user_who_may_not_talk_to_docker_gets_one_error(
 def test_a_daemon_that_is_not_there_is_one_clear_error(
     host: str, code: int, shown: str, user: User, tmp_path: Path
 ) -> None:
-    if "SOCKET" in host:  # of a daemon that has ended
+    if "SOCKET" in host:  # the address of a daemon that has ended
         script = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
         host = f"unix://{user.home}/s"
         assert user.run(sys.executable, "-c", script, user.home / "s").returncode == 0
@@ -316,7 +316,7 @@ def test_a_daemon_that_is_not_there_is_one_clear_error(
 
 @pytest.fixture
 def settings(user: User, docker: str, in_group: None) -> Iterator[Path]:
-    """A folder of the docker client's settings, with a context that leads to the daemon."""
+    """A folder with the docker client's settings, with a context for the daemon."""
     place = user.home / "settings"
     place.mkdir(exist_ok=True)
     user.take(place)
@@ -345,7 +345,7 @@ def test_a_context_that_there_is_none_of(user: User, settings: Path) -> None:
 def test_a_daemon_is_reached_by_ssh_as_the_client_does_it(
     user: User, odd: str, docker: str
 ) -> None:
-    """Through a stand-in for the program ssh, whose other machine is this one."""
+    """A stand-in for the program ssh treats this machine as the other one."""
     tools = user.home / "tools"
     tools.mkdir()
     (tools / "ssh").write_text(
@@ -361,7 +361,7 @@ def test_a_daemon_is_reached_by_ssh_as_the_client_does_it(
 
 
 def test_an_image_of_containerd_s_store_is_packed(tmp_path: Path) -> None:
-    """As newer daemons have it: no folders of layers, an ID that is its manifest's, gzip."""
+    """Newer daemons have no layer folders; an image's ID is its manifest's, its layers gzipped."""
     image = Image([BASE, CODE], packing="gzip", config=HONEST)
     address = write(image, "docker-archive", tmp_path / "image.tar")
     facts = {

@@ -1,4 +1,4 @@
-"""Packing takes little of the machine: at 50,000 entries 400 MB of memory, and no disk."""
+"""Packing needs few resources: for 50,000 entries, 400 MB of memory and no extra disk."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.engines import storage_fixture as storage_fixture
 pytestmark = pytest.mark.processes
 
 ENTRIES = 50_000
-MEMORY = 400_000_000  # bytes; 216 MB measured on two processors, which mksquashfs takes more with
-LARGE = 200 << 20  # bytes of one file that nothing makes smaller
+MEMORY = 400_000_000  # bytes; 216 MB measured on two processors; mksquashfs needs more with more
+LARGE = 200 << 20  # bytes of an incompressible file
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "tree").mkdir()
     Programs().capture(["tar", "-x", "-C", place / "tree"], stdin=tar)
     for kind in ("oci", "oci-archive", "docker-archive"):
-        packing = "tar" if kind == "docker-archive" else "zstd"  # which docker 20.10 cannot read
+        packing = "tar" if kind == "docker-archive" else "zstd"  # docker 20.10 cannot read it
         write(Image([tar], packing=packing, tag="footprint"), kind, place / kind)
     return place
 
@@ -54,7 +54,7 @@ def test_memory_and_disk_of_an_engines_image(engine: Engine, image: Path, tmp_pa
 
 
 def little(source: str, place: Path) -> None:
-    """Pack, which takes little memory, and no disk beside its output and the cache."""
+    """Pack with little memory, and no disk other than its output and the cache."""
     output, work, cache = place / "out", place / "work", place / "cache"
     output.mkdir()
     work.mkdir()

@@ -1,4 +1,4 @@
-"""Packers that are killed at any moment, and many at once: never a file that is not whole."""
+"""Packers that are killed at any moment, and many at once: never an incomplete file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MARK = "SQSHFORGE_TEST_KILLED"
 
 
 def image(place: Path, code: bytes, size: int) -> str:
-    """An archive with so many bytes that hardly compress, and a /sqshforge; its address."""
+    """Make an archive of `size` hardly compressible bytes, and a /sqshforge; its address."""
     rest = random.Random(1)
     files = [archives.file(f"data/{one}", rest.randbytes(size // 16)) for one in range(16)]
     base = archives.layer(archives.folder("etc"), *files)
@@ -40,7 +40,7 @@ def command(address: str, output: Path) -> list[str]:
 
 @contextmanager
 def started(address: str, output: Path) -> Iterator[subprocess.Popen[str]]:
-    """A packer with a mark that all it starts has too; none of that outlives the block."""
+    """Run a packer with a mark that its children have too; none of them outlives the block."""
     environment = {**os.environ, MARK: str(output), "COLUMNS": "1000"}
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -72,7 +72,7 @@ def wait_for_end(process: subprocess.Popen[str], seconds: float) -> None:
 def test_a_packer_killed_at_any_moment_leaves_no_broken_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By turns of two images that differ in /sqshforge: cold, from the base, and over the other."""
+    """It alternates between two images that differ in /sqshforge: cold, cached, and overwriting."""
     cache, folder = tmp_path / "cache", tmp_path / "out"
     folder.mkdir()
     monkeypatch.setenv("SQSHFORGE_CACHE", str(cache))
@@ -94,27 +94,27 @@ def test_a_packer_killed_at_any_moment_leaves_no_broken_file(
         earlier = temporary(folder)
         with started(addresses[index % 2], output) as process:
             begin = time.monotonic()
-            if index % 5 == 0:  # not at all
+            if index % 5 == 0:  # not killed
                 process.wait(300)
-            elif index % 5 < 3:  # at any moment
+            elif index % 5 < 3:  # killed at any moment
                 wait_for_end(process, chance.uniform(0.2, 1.0) * longest)
-            else:  # while the file is written, however long it takes to come to that
+            else:  # killed while writing the file, whenever that is
                 while process.poll() is None and not temporary(folder) - earlier:
                     time.sleep(0.001)
                 wait_for_end(process, chance.uniform(0.0, 0.05) * longest)
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
-            else:  # the machine was busier when the time was taken than it is now
+            else:  # the machine was busier when the time was measured
                 longest = max(0.9 * longest, time.monotonic() - begin)
             process.communicate(timeout=300)
             killed += process.returncode == -signal.SIGKILL
             left |= temporary(folder)
             assert not output.exists() or output.read_bytes() in whole
             assert index % 5 or output.with_name("a.sqsh.json").exists()
-        if index % 10 == 9:  # a cold one again
+        if index % 10 == 9:  # pack cold again
             shutil.rmtree(cache, ignore_errors=True)
     assert killed > KILLS / 2
-    # The process that packs for an ordinary user is another one, which clears up.
+    # For an ordinary user, another process packs, which cleans up.
     assert bool(left) == (os.geteuid() == 0)
     with started(addresses[0], output) as process:
         assert process.communicate(timeout=300) and process.returncode == 0
@@ -139,7 +139,7 @@ def test_sixteen_packers_at_once_make_one_file(tmp_path: Path) -> None:
             )
         try:
             assert containers.until(lambda: all(wait in log.read_text() for log in logs), 300)
-            packing.close()  # from here on each is in the way of the others
+            packing.close()  # from here on they compete
             said = [packer.communicate(timeout=300)[0] for packer in packers]
         finally:
             processes.kill([packer.pid for packer in packers if packer.poll() is None])

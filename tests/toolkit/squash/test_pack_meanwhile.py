@@ -45,7 +45,7 @@ def another(tmp_path: Path) -> Path:
 def test_a_docker_image_is_packed_as_it_was_described(
     docker: str, another: Path, tmp_path: Path
 ) -> None:
-    """Its name comes to mean another image between the look at its config and at its layers."""
+    """Its name is moved to another image between reading its config and its layers."""
     context = tmp_path / "context"
     context.mkdir()
     odd_root.tar(odd_root.make(tmp_path / "tree"), context / "rootfs.tar")
@@ -72,7 +72,7 @@ def test_a_docker_image_is_packed_as_it_was_described(
 
 
 def test_a_buildah_image_is_packed_as_it_was_described(another: Path, tmp_path: Path) -> None:
-    """Its name comes to mean another one meanwhile."""
+    """Its name is moved to another image meanwhile."""
 
     class Rebuilt(source.Storage):
         def config(self) -> enroot.ImageConfig:

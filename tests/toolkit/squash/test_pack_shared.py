@@ -1,4 +1,4 @@
-"""Packing into a folder that others pack into: other outputs beside it, and other users."""
+"""Packing into a folder that others use: other outputs beside it, and other users."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_another_user_s_killed_packer_left_is_not_in_the_way(
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_of_two_users_one_waits(umask: int, user: User, tree: Path, shared: Path) -> None:
-    """The lock that one of them makes is open to the other."""
+    """The lock that one of them creates can be opened by the other."""
     tools, seen, lock = shared / "bin", shared / "seen", shared / ".a.sqsh.lock"
     tools.mkdir()
     tool = tools / "mksquashfs"

@@ -1,4 +1,4 @@
-"""Packing as an ordinary user: a folder of one's own, and with buildah rootless."""
+"""Packing as an ordinary user: the user's own folder, and rootless buildah."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DRIVERS = {
 
 @pytest.fixture(scope="module")
 def tree(user: User) -> Path:
-    """A folder of the user's, with all that is odd; closed to others, and partly to the user."""
+    """A folder of the user's with every oddity; closed to others, and partly to the user."""
     return user.take(odd_root.make(user.home / "tree"))
 
 
@@ -64,7 +64,7 @@ def test_a_folder_of_the_user_s_gives_the_bytes_that_root_gets(
 
 @pytest.mark.parametrize("closed", ["etc/shadow", "var/secret"])
 def test_what_the_user_may_not_read_is_named(closed: str, user: User) -> None:
-    """A file or a folder of root's in a folder of the user's."""
+    """A file or folder of root's in a folder of the user's."""
     tree = user.home / f"closed-{Path(closed).name}"
     (tree / "etc").mkdir(parents=True)
     (tree / "etc/shadow").write_text("root::\n")
@@ -96,7 +96,7 @@ def test_a_machine_without_user_namespaces_is_one_clear_error(
 
 @pytest.fixture(scope="module", params=DRIVERS)
 def rootless(request: pytest.FixtureRequest, context: Path) -> Iterator[User]:
-    """A user who has the odd image in a buildah storage of one kind."""
+    """A user with the odd image in a buildah storage of one kind."""
     with existing() as user:
         set_storage(user, DRIVERS[request.param])
         build(user, context)
@@ -125,7 +125,7 @@ def working_containers(user: User) -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(storage: None, context: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What root gets of the same image, built by root."""
+    """What root gets from the same image, built by root."""
     argv: list[str | Path] = ["buildah", "build", "--isolation", "chroot", "--format", "docker"]
     Programs().capture([*argv, "--quiet", "--tag", IMAGE, context])
     with pytest.MonkeyPatch.context() as patch:
@@ -151,7 +151,7 @@ def test_buildah_without_root_gives_the_bytes_that_root_gets(
 
 
 def test_the_cache_of_bases_is_the_user_s_own(context: Path) -> None:
-    """The kernel's overlay shows the layers; another change of /sqshforge needs no more."""
+    """The kernel's overlay shows the layers; another change of /sqshforge needs only that."""
     with existing() as user:
         set_storage(user, DRIVERS["overlay"])
         build(user, context)
@@ -167,7 +167,7 @@ def test_the_cache_of_bases_is_the_user_s_own(context: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_packer_of_buildah_s_that_gets_a_signal(how: signal.Signals, user: User) -> None:
-    """It is one process, in which a signal is the packer's own and the exit code too."""
+    """It is a single process, so the signal and the exit code are the packer's own."""
     set_storage(user, DRIVERS["vfs"])
     build(user, incompressible(user, how.name), "localhost/slow:1")
     struck(user, "buildah://localhost/slow:1", how)

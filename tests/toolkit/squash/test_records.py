@@ -1,4 +1,4 @@
-"""FILE.sqsh.json is data like any other: whatever is in it, a command has one clear answer."""
+"""FILE.sqsh.json is untrusted data: whatever it contains, a command has one clear answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support import squash_files
 from tests.support.archives import Image, file, layer, write
 from tests.support.command_line import SCRIPT, sqshforge
 
-SECONDS = 60  # for one command on a slow machine: these records made it hang
+SECONDS = 60  # for one command on a slow machine: these records used to make it hang
 IMAGE = Image([layer(file("a", b"content" * 1000))])
 
 
@@ -82,7 +82,7 @@ RECORDS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 def commands(path: Path, disk: Path) -> None:
-    """Every command that reads the record: no traceback, an end, and an exit code of ours."""
+    """Run every command that reads the record: no traceback, an end, and one of our exit codes."""
     for words in (
         ("inspect", path),
         ("inspect", path, "--json"),
@@ -176,7 +176,7 @@ WHOLE = {
 
 @st.composite
 def records(draw: st.DrawFn) -> bytes:
-    """A record of ours with a few other values in it, or with other bytes."""
+    """Draw a record of ours with a few other values, or with other bytes."""
     facts = json.loads(json.dumps(WHOLE))
     for _ in range(draw(st.integers(1, 3))):
         part = draw(st.sampled_from([facts, facts["image"], facts["settings"]]))
@@ -203,7 +203,7 @@ def test_any_record_has_one_clear_answer(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "a.sqsh"
         path.write_bytes(squash_files.chain(b"a", 2, [b"b"]))
-        # Sizes that fit let the rest of the record count.
+        # With valid sizes, the rest of the record matters.
         size = str(path.stat().st_size).encode()
         request.record_path(path).write_bytes(data.replace(b'"size": 0', b'"size": ' + size))
         quiet = Reporter(quiet=True)

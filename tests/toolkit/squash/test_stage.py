@@ -1,4 +1,4 @@
-"""A copy of a squash file on a node's own disk: made once, checked, found again, within a limit."""
+"""A copy of a squash file on a node's own disk: made once, verified, reused, within a limit."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def own(disk: Path) -> Path:
-    """The folder of this user among the copies."""
+    """Return this user's folder among the copies."""
     return disk / str(os.geteuid())
 
 
 def packed(folder: Path, name: str, size: int = 200_000) -> Path:
-    """A real squash file with a record, of random content."""
+    """Make a real squash file with a record, of random content."""
     tree = folder / f"{name}.tree"
     (tree / "etc").mkdir(parents=True)
     (tree / "etc" / "os-release").write_text("ID=test\n")
@@ -72,7 +72,7 @@ def test_a_copy_is_made_once_and_named_by_its_content(file: Path, tmp_path: Path
 
 
 def test_a_folder_packed_again_is_copied_again(tmp_path: Path) -> None:
-    """Its content key says nothing of its content, and the two files have the same size."""
+    """Its content key does not depend on its content, and both files have the same size."""
     tree, file, disk = tmp_path / "tree", tmp_path / "a.sqsh", tmp_path / "disk"
     for name in ("etc", "opt"):
         (tree / name).mkdir(parents=True)
@@ -90,7 +90,7 @@ def test_a_folder_packed_again_is_copied_again(tmp_path: Path) -> None:
 
 
 def test_a_copy_named_as_before_goes_like_any_other(file: Path, tmp_path: Path) -> None:
-    """Copies used to be named by the content key."""
+    """Copies used to be named after the content key."""
     disk = tmp_path / "disk"
     copy = Path(command("stage", file, disk).stdout.splitlines()[-1])
     facts = request.read_record(file)
@@ -126,7 +126,7 @@ def test_what_is_not_what_its_record_says_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_file_of_the_same_size_with_the_record_of_another(file: Path, tmp_path: Path) -> None:
-    """As where a file is packed again, and copied without its record over the earlier one."""
+    """For example, a file is packed again and copied over the earlier one without its record."""
     disk = tmp_path / "disk"
     assert command("stage", file, disk).returncode == 0
     data = bytearray(file.read_bytes())
@@ -212,8 +212,8 @@ def test_a_look_makes_the_room_that_sbcast_takes(file: Path, tmp_path: Path) -> 
     assert list(own(disk).iterdir()) == []
 
 
-# Two nodes, each with a disk of its own. Without -K0 this srun ends all when one fails, as by
-# KillOnBadExit=1 of slurm.conf.
+# Two nodes, each with its own disk. Without -K0 this srun ends all tasks when one fails, as with
+# KillOnBadExit=1 in slurm.conf.
 SRUN = """#!/bin/bash
 disk={disk}
 code=0

@@ -1,4 +1,4 @@
-"""Copies on a node that several users share: each has a folder of their own."""
+"""Copies on a node that several users share: each user has a folder of their own."""
 
 from __future__ import annotations
 

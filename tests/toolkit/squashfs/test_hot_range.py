@@ -1,4 +1,4 @@
-"""The note at the end of a squash file that tells where its hot files lie."""
+"""The note at the end of a squash file that records its hot range."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def test_a_note_is_at_the_end_of_the_file_and_outside_of_what_its_readers_see(
         assert hot_note.noted(file, used) == HotRange(96, 1000)
     hot_range.note(path, HotRange(96, 8192))
     with path.open("rb") as file:
-        assert hot_note.noted(file, used) is None  # there are not so many
+        assert hot_note.noted(file, used) is None  # it has fewer bytes than that

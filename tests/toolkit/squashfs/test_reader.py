@@ -1,4 +1,4 @@
-"""The reader of squash files says what unsquashfs unpacks, whatever made the file."""
+"""The reader of squash files agrees with unsquashfs, whatever made the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sqshforge.squashfs.superblock import LAYOUT, Superblock, read, set_duplicat
 from tests.support import odd_root, squash_files
 from tests.support.command_line import SCRIPT, sqshforge
 
-BLOCK = 1 << 17  # mksquashfs's own choice
+BLOCK = 1 << 17  # mksquashfs's default
 KINDS = {
     "folder": "d",
     "file": "f",
@@ -35,7 +35,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def tree(as_root: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that a squash file can hold, and each of its shapes."""
+    """Everything that a squash file can hold, in each of its forms."""
     made = odd_root.make(tmp_path_factory.mktemp("squashfs") / "tree")
     chance = random.Random(1)
     for size in (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5):
@@ -64,7 +64,7 @@ def squashed(tree: Path, file: Path, *words: str) -> Path:
 
 
 def seen(image: Image) -> dict[str, odd_root.Entry]:
-    """What the reader finds, in the words of the other way to look."""
+    """Return what the reader finds, as entries to compare with those of the unpacked tree."""
     reading = Content(image)
     names: dict[int, set[str]] = {}
     for path, entry in image.entries.items():
@@ -228,7 +228,7 @@ def written(path: Path, data: bytes) -> Path:
 
 
 def with_fields(data: bytes, **fields: int) -> bytes:
-    """A file with other words in its superblock."""
+    """Return a file with other fields in its superblock."""
     places = {"inodes": 1, "fragments": 4, "compression": 5, "ids": 8, "root": 11, "used": 12}
     places |= {"id_table": 13, "xattr_table": 14, "inode_table": 15, "directory_table": 16}
     places |= {"fragment_table": 17}
@@ -269,8 +269,8 @@ def test_a_superblock_that_lies(whole: bytes, tmp_path: Path, damage: Damage) ->
         look_through(path)
 
 
-SECONDS = 60  # in which each of these is reported, on a slow machine
-MEMORY = 1500 << 20  # bytes of address space for it: as for an archive
+SECONDS = 60  # until each of these must be reported, on a slow machine
+MEMORY = 1500 << 20  # bytes of address space for that, as for an archive
 
 
 def few(count: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""`sqshforge status`: which run is meant, all runs, and looking again and again."""
+"""`sqshforge status`: choosing a run, all runs, and watching."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_job_that_saves_beside_a_run_of_now(tmp_path: Path) -> None:
 def test_a_copy_of_a_run_has_its_jobs(tmp_path: Path) -> None:
     run = tmp_path / "run"
     noted(run, None)
-    age(write(run, history(5)), -1, "metrics.jsonl")  # files' times are coarser than the clock
+    age(write(run, history(5)), -1, "metrics.jsonl")  # file times are coarser than the clock
     job_log.end(plan(run), {}, 0)
     copy = shutil.copytree(run, tmp_path / "copy")
     shown = facts(copy)
@@ -150,20 +150,20 @@ def test_a_wrong_request(tmp_path: Path, words: list[str], shown: str) -> None:
 
 @contextlib.contextmanager
 def shared() -> Iterator[Path]:
-    """A folder that an ordinary user sees, as of pytest's own he sees none; closed ones in it."""
+    """A folder with closed ones in it, visible to an ordinary user, unlike pytest's own ones."""
     with tempfile.TemporaryDirectory(prefix="sqshforge-test-") as name:
         Path(name).chmod(0o755)
         try:
             yield Path(name)
         finally:
-            for folder, _, _ in os.walk(name):  # from the top: what is closed opens on the way
+            for folder, _, _ in os.walk(name):  # from the top: it opens closed folders on the way
                 for one in os.scandir(folder):
                     if one.is_dir(follow_symlinks=False):
                         Path(one).chmod(0o700)
 
 
 def by_another(*words: str | Path, **variables: str) -> Result:
-    """`sqshforge status WORDS`, by an ordinary user of this machine."""
+    """Run `sqshforge status WORDS` as an ordinary user of this machine."""
     user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     command = [sys.executable, "-m", "sqshforge", "status", *words]
     return Programs().attempt([*(user if os.getuid() == 0 else []), *command], env=variables)
@@ -252,7 +252,7 @@ def test_watching_on_a_terminal_until_the_end(tmp_path: Path) -> None:
         while b"step         7 of" not in seen:
             seen += os.read(master, 65536)
         job_log.end(plan(run), {}, 0)
-        with contextlib.suppress(OSError):  # Linux's end of a terminal
+        with contextlib.suppress(OSError):  # how Linux reports a terminal's end
             while True:
                 seen += os.read(master, 65536)
         assert process.wait(timeout=300) == 0
@@ -298,7 +298,7 @@ def test_a_watched_run_that_is_removed_is_named(tmp_path: Path) -> None:
 
 
 def test_watching_without_a_terminal(tmp_path: Path) -> None:
-    """A line for each change, and nothing for none."""
+    """It prints a line for each change, and nothing otherwise."""
     run = write(tmp_path / "run", history(20))
     noted(run, None)
     command = [sys.executable, "-m", "sqshforge", "status", str(run), "--watch", "--every", "0.1"]

@@ -1,4 +1,4 @@
-"""`sqshforge status` on records that are JSON and make no sense: each ends in a result."""
+"""`sqshforge status` on records that are valid JSON but make no sense always gives a result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START = {"kind": "start", "job": "4242", "restart": 0, "nodes": 1, "processes": 
 
 
 def status(place: Path, **files: list[Any]) -> tuple[dict[str, Any], list[str]]:
-    """What programs and people get of a run with these records after its own ones."""
+    """Return the JSON and the text for a run with these records appended to its own."""
     run = write(place / "run", history(20))
     (run / "jobs").mkdir(exist_ok=True)
     (run / "checkpoints/step_20_ckp").mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ OPENED = ("metrics.jsonl", "config.json", "jobs/4242.jsonl", "hang.txt", "ep0-ba
 @pytest.mark.parametrize("name", [*OPENED, "checkpoints/step_20_ckp/manifest.json"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_file_that_would_never_end_is_not_read(tmp_path: Path, name: str, kind: str) -> None:
-    """A run may be another user's, and all runs are looked at."""
+    """A run may belong to another user, and all runs are examined."""
     status(tmp_path)
     place = tmp_path / "run" / name
     place.unlink(missing_ok=True)
@@ -133,7 +133,7 @@ COST = ("seconds", "lost", "repeated")
 
 
 def record(kinds: list[str], *names: str) -> some.SearchStrategy[Any]:
-    """A record with any of these, each likely a number; or anything else."""
+    """Draw a record with any of these names, each likely a number; or anything else."""
     values = {name: NUMBERS | some.integers(0, 30) | some.floats() | ANYTHING for name in names}
     kind = some.sampled_from(kinds) | ANYTHING
     return some.fixed_dictionaries({"kind": kind}, optional=values) | ANYTHING

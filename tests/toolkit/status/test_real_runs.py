@@ -39,13 +39,13 @@ code = agent.run(plan.torchrun)
 job_log.end(plan, os.environ, code)
 sys.exit(code)
 """
-"""The part of training.launch that has to do with a job's record."""
+"""The part of training.launch that writes a job's record."""
 STEPS = 160
 
 
 @contextmanager
 def start(save: Path, data: str, restart: int) -> Iterator[subprocess.Popen[str]]:
-    """One start of job 4242, as Slurm would make it; nothing of it is left afterwards."""
+    """Run one start of job 4242, as Slurm would; nothing of it outlives the block."""
     outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
     job = {
         "SLURM_JOB_ID": "4242",
@@ -97,9 +97,9 @@ def last_step(save: Path) -> int:
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was killed, went on, was stopped, and was brought to its end.
+    """The folder of a run that was killed, resumed, stopped, and completed.
 
-    What status said on the way is in reported.json beside it.
+    reported.json beside it has what status printed on the way.
     """
     place = tmp_path_factory.mktemp("life")
     save, data, shown = place / "run", write_text(place / "text"), {}
@@ -185,7 +185,7 @@ def test_it_reads_and_leaves_everything_as_it_is(life: Path) -> None:
 
 
 def test_files_cut_at_every_byte_of_their_last_line(life: Path, tmp_path: Path) -> None:
-    """A line that is not whole is not reported, and nothing else goes with it."""
+    """An incomplete line is not reported, and nothing else is lost with it."""
     run = tmp_path / "run"
     shutil.copytree(life, run)
     metrics = run / "metrics.jsonl"
@@ -199,7 +199,7 @@ def test_files_cut_at_every_byte_of_their_last_line(life: Path, tmp_path: Path) 
         for size in range(begin, len(content)):
             path.write_bytes(content[:size])
             shown = facts(run)
-            if name == "metrics.jsonl":  # the last line is the evaluation's
+            if name == "metrics.jsonl":  # the evaluation's is the last line
                 assert shown["progress"] | {"evaluations": []} == whole["progress"] | {
                     "evaluations": []
                 }
@@ -242,7 +242,7 @@ def test_both_sides_agree_which_checkpoints_are_complete(life: Path, tmp_path: P
     part(2).write_text(json.dumps({**old, "format": 1, "files": sizes}))
     (folder / "step_9_ckp.tmp").mkdir()
     shown = facts(tmp_path) if (tmp_path / "jobs").exists() else None
-    assert shown is None  # a folder of checkpoints alone is no run's
+    assert shown is None  # a folder with only checkpoints is not a run's
     shutil.copy(life / "metrics.jsonl", tmp_path)
     shown = facts(tmp_path)["checkpoints"]
     found = manifest.newest(folder, lambda text: None)
@@ -267,4 +267,4 @@ def test_it_starts_fast_and_without_torch(life: Path) -> None:
         assert sqshforge("status", life).code == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(taken) < 0.5  # of the processor, which a loaded machine changes little
+    assert min(taken) < 0.5  # of CPU time, which other load hardly changes

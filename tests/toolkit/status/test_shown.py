@@ -19,7 +19,7 @@ from tests.support.run_folders import history, noted, report, step, write
 pytestmark = pytest.mark.processes
 
 TERMINAL = {"TERM": "xterm", "NO_COLOR": "", "COLUMNS": "160", "LINES": "50"}
-# Of folders: what rich reads as markup, what it reads as the end of none, a terminal's title.
+# Names of folders: rich markup, the end of markup that never began, a terminal's title.
 ODD = ("run[lr=1e-3]", "a[/b]", "title\x1b]0;owned\x07")
 
 
@@ -52,7 +52,7 @@ def test_one_run_of_any_name_is_watched(tmp_path: Path, name: str) -> None:
 def test_logs_get_whole_lines_also_where_colors_are_forced(
     tmp_path: Path, words: list[str]
 ) -> None:
-    """As CI has it: FORCE_COLOR makes no terminal of a pipe."""
+    """CI sets FORCE_COLOR, which does not make a pipe a terminal."""
     run = write(tmp_path / ("a-long-name-" * 10), history(5))
     noted(run, 0)
     env = {**TERMINAL, "COLUMNS": "80", "FORCE_COLOR": "1"}
@@ -82,7 +82,7 @@ def test_runs_have_their_names_on_terminals_of_any_width(
     columns: int,
     titles: list[str],
 ) -> None:
-    """Columns that matter less give way to names, and no number is cut."""
+    """Less important columns make room for names, and no number is cut."""
     names = [f"d5/mamba_2.8b_lr3e-4_seed{seed}" for seed in (1, 2, 3)]
     for name in names:
         lines = [step(123_456, 2.5), report(123_456)]
@@ -114,7 +114,7 @@ def test_a_name_wider_than_the_terminal_goes_on_in_the_next_line(tmp_path: Path)
 def test_after_a_run_that_is_done_its_curves_are_proposed_where_they_can_be_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_library: bool
 ) -> None:
-    """`make quickstart` installs no matplotlib, which training.report draws with."""
+    """`make quickstart` does not install matplotlib, with which training.report draws."""
     run = write(tmp_path / "run", history(5))
     noted(run, 0)
     monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("m") if has_library else None)
@@ -127,5 +127,5 @@ def test_after_a_run_that_is_done_its_curves_are_proposed_where_they_can_be_draw
 
 
 def plain(text: str) -> list[str]:
-    """The lines of what a terminal is sent, without what moves its cursor or colors text."""
+    """Return the lines sent to a terminal, without cursor movements and colors."""
     return [line.rstrip() for line in re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", text).splitlines()]

@@ -1,4 +1,4 @@
-"""`sqshforge status` on folders in every state that a run can be in."""
+"""`sqshforge status` on folders in every state that a run can have."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_requeues_of_the_launcher_count(tmp_path: Path) -> None:
     [((85, 85, 1), "3 times"), ((85, 85, 1, 1), "2 times"), ((1, 1, 1), "1 time")],
 )
 def test_requeues_that_are_left(tmp_path: Path, codes: tuple[int, ...], left: str) -> None:
-    """Of REQUEUES=3, beside which the launcher allows those after time limits."""
+    """REQUEUES=3 does not include those that the launcher allows after time limits."""
     run = write(tmp_path / "run", history(50))
     noted(run, *codes, environment={"REQUEUES": f"{3 + codes.count(85)}"})
     assert facts(run)["why"].endswith(f"its launcher requeues it, {left} more at most")
@@ -81,7 +81,7 @@ def test_what_was_started_without_slurm_is_not_started_again(tmp_path: Path) -> 
 
 @pytest.mark.processes
 def test_a_run_without_jobs(tmp_path: Path) -> None:
-    """As all were before jobs noted anything, and as an entry point alone leaves them."""
+    """Such runs date from before jobs had records, or come from an entry point alone."""
     run = write(tmp_path / "run", history(50))
     assert facts(run)["state"] == "running"
     age(run, 2 * HOUR)
@@ -93,7 +93,7 @@ def test_a_run_without_jobs(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_without_its_job(tmp_path: Path) -> None:
-    """Somebody started it again by hand, with what notes nothing."""
+    """Somebody restarted it by hand, with something that records nothing."""
     run = write(tmp_path / "run", history(50))
     noted(run, 2)
     age(run, 600, "jobs/4242.jsonl")
@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_without_its_job(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("noted", ["", '{"kind": "sta'])
 def test_a_run_of_which_only_a_job_is_there_that_notes_no_start(tmp_path: Path, noted: str) -> None:
-    """As a disk that was full when the job began leaves it."""
+    """A disk that was full when the job began leaves such a run."""
     run = tmp_path / "run"
     (run / "jobs").mkdir(parents=True)
     (run / "jobs/4242.jsonl").write_text(noted)
@@ -115,8 +115,8 @@ def test_a_run_of_which_only_a_job_is_there_that_notes_no_start(tmp_path: Path, 
 
 
 def test_how_long_may_a_run_be_quiet(tmp_path: Path) -> None:
-    """Four report intervals, and five minutes at least; before the first report half an hour."""
-    slow = [step(1), step(2), report(2, speed=1024 / 60)]  # a step a minute, ten a report
+    """Four report intervals, and at least five minutes; before the first report, half an hour."""
+    slow = [step(1), step(2), report(2, speed=1024 / 60)]  # a step per minute, ten per report
     for quiet, lines, state in (
         (240, history(50), "running"),
         (360, history(50), "silent"),
@@ -193,7 +193,7 @@ def test_a_file_of_gigabytes_is_read_from_its_end(tmp_path: Path) -> None:
     evaluation = {"kind": "evaluation", "step": 50, "loss": 3.5, "perplexity": 33.1, "tokens": 64}
     lines = [*history(50), evaluation, *history(8000)[60:]]
     with (run / "metrics.jsonl").open("ab") as file:
-        file.truncate(20 << 30)  # without taking any room
+        file.truncate(20 << 30)  # a sparse file, which takes no space
         file.seek(0, 2)
         file.write(b"\n" + "".join(json.dumps(line) + "\n" for line in lines).encode())
     begun = time.monotonic()
