@@ -1,4 +1,4 @@
-"""What is loaded for good is never searched for garbage, and a Ctrl-C meanwhile is never lost."""
+"""Objects loaded for good are not scanned by garbage collection; a Ctrl-C meanwhile is not lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_process_that_has_torch_keeps_its_own_ways(root: Path) -> None:
     "caught", ["except KeyboardInterrupt: pass", "except BaseException: raise ImportError"]
 )
 def test_ctrl_c_while_a_module_catches_it(root: Path, caught: str) -> None:
-    """As some of torch's do, which try an import. Later ones are what they were."""
+    """Some of torch's modules do, when they try an import. Later interrupts work as usual."""
     tries = f"\n  try: os.kill(os.getpid(), signal.SIGINT); time.sleep(9)\n  {caught}"
     within = f"import os, signal, time\ntry:\n with loading():{tries}\n  print('went on')\n"
     after = "except KeyboardInterrupt: print('interrupted')\n"

@@ -1,4 +1,4 @@
-"""The ranks of a run: what one of them does, however long it takes, the others wait for."""
+"""The ranks of a run: whatever one of them does, and however long, the others wait for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_copy_may_take_longer_than_a_collective_call(rank: int) -> None:
 
 
 def test_a_process_may_end_right_after_a_collective_call() -> None:
-    """Every thread has its turn in the end, on one processor and with a lock that nobody yields."""
+    """Each thread eventually runs, on one processor and with a lock that nobody yields."""
     done = run(2, program=("-m", "tests.training.support.last_call"))
     assert done.returncode == 0, done.stderr
 
@@ -82,7 +82,7 @@ def test_calls_of_every_group_may_take_longer_than_the_watch_waits(
 def test_a_rank_without_a_gpu_beside_ranks_that_have_one_is_refused(
     monkeypatch: pytest.MonkeyPatch, device: str, local_rank: int, gpus: int
 ) -> None:
-    """It would be on gloo, and wait for ranks that are on NCCL."""
+    """It would use gloo, and wait for ranks that use NCCL."""
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     found = rf"^device: .*{device}.* local rank {local_rank} has no GPU \({gpus} visible\); start"
@@ -92,7 +92,7 @@ def test_a_rank_without_a_gpu_beside_ranks_that_have_one_is_refused(
 
 
 def test_a_launcher_may_show_each_rank_its_own_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By CUDA_VISIBLE_DEVICES: then each is local rank 0, of however many on the node."""
+    """With CUDA_VISIBLE_DEVICES, each is local rank 0, whatever the node's number of ranks."""
     chosen: list[torch.device] = []
 
     def choose(device: torch.device) -> None:

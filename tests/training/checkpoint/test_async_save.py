@@ -1,4 +1,4 @@
-"""Training goes on while a checkpoint is written, and the checkpoint is that of its moment."""
+"""Training continues while a checkpoint is written, and the checkpoint is that of its moment."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory, data: str) -> Path:
-    """A run whose checkpoints are written while training waits."""
+    """A run that waits while its checkpoints are written."""
     save = tmp_path_factory.mktemp("waiting")
     train(save, data, 2, 2, 20, "--checkpoint_interval=5", "--async_checkpoint=False")
     return save
@@ -75,7 +75,7 @@ def flags(save: Path, data: str, *more: str) -> tuple[str, ...]:
 
 
 def changed(folder: Path, change: str) -> tuple[str]:
-    """Write a program that is the entry point with something in it changed."""
+    """Write a program that is the entry point with one change."""
     program = folder / "program.py"
     program.write_text(PROGRAM.format(change=change))
     return (str(program),)
@@ -89,7 +89,7 @@ def saved(save: Path) -> list[str]:
 def test_a_checkpoint_is_that_of_its_moment_though_training_went_on(
     tmp_path: Path, data: str, waiting: Path
 ) -> None:
-    """To the byte what is written while training waits; the disk is slow, and most on rank 1."""
+    """It equals, byte for byte, one that training waits for; the disk is slow, mostly on rank 1."""
     done = run(2, *flags(tmp_path, data), program=changed(tmp_path, SLOW_DISK))
     assert done.returncode == 0, done.stderr
     first = done.stdout.index(f"saved {tmp_path}/checkpoints/step_5_ckp")

@@ -1,4 +1,4 @@
-"""Checkpoints by the clock: what is lost with a node is minutes, whatever a step takes."""
+"""Checkpoints by the clock: a lost node costs minutes of work, however long a step takes."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def saved(folder: Path) -> list[int]:
 
 
 def test_a_checkpoint_is_due_after_some_minutes(tmp_path: Path) -> None:
-    """On all ranks at once, and the losses are those of a run without."""
+    """It is due on all ranks at once, and the losses are those of a run without."""
     data = write_text(tmp_path)
     plain, timed = tmp_path / "plain", tmp_path / "timed"
     train(plain, data, 2, 2, 8)

@@ -24,7 +24,7 @@ SIZES = (
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Folders that a model was written to, in the place of writing one."""
+    """Record the folders that models would be written to, instead of writing them."""
     folders: list[Path] = []
 
     def write_model(opened: Any, form: str, folder: Path, *given: Any) -> Any:
@@ -143,7 +143,7 @@ def test_it_is_apart_from_the_base_model_and_the_run(tmp_path: Path, final: str)
 
 @pytest.mark.processes
 def test_a_pass_that_only_compiles_writes_no_model(tmp_path: Path) -> None:
-    """Also where an earlier start has left a checkpoint."""
+    """Even if an earlier start has left a checkpoint."""
     flags = (
         *(*TINY, "--model_name=llama-tiny", f"--save_ckpt_path={tmp_path}/run"),
         f"--dataset_path={write_text(tmp_path / 'text')}",

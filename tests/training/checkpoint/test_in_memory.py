@@ -1,4 +1,4 @@
-"""Copies of checkpoints in memory: used where they are the checkpoint on disk, and only there."""
+"""Copies of checkpoints in memory are used if, and only if, they equal the checkpoint on disk."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_only_the_newest_is_kept_and_an_older_one_never_used(tmp_path: Path) -> 
 
 
 def test_copies_of_ranks_that_are_on_another_node_now_go(tmp_path: Path) -> None:
-    """A node's ranks get other numbers: copies stay while a restart may bring them back."""
+    """A node's ranks get other numbers: copies stay while a restart may bring the old ones back."""
     memory = tmp_path / "memory"
     path, record = save(tmp_path / "run", memory)
 
@@ -156,7 +156,7 @@ def test_copies_of_ranks_that_are_on_another_node_now_go(tmp_path: Path) -> None
     def kept() -> set[str]:
         return {str(one.relative_to(memory)) for one in memory.glob("rank_*/*")}
 
-    (memory / "rank_1" / "step_8_ckp").mkdir()  # of a save that another node did not live to end
+    (memory / "rank_1" / "step_8_ckp").mkdir()  # from a save that another node did not survive
     shifted(3).keep(path.name)
     assert "rank_1/step_8_ckp" in kept(), "the first rank of a node does it"
     shifted(2).keep(path.name)
@@ -228,7 +228,7 @@ def test_a_tmpfs_that_is_full_in_the_middle_of_a_file(tmp_path: Path) -> None:
     assert third == "nothing more"
 
 
-# Whether, and where.
+# Whether copies are kept, and where.
 
 
 def test_the_choice() -> None:

@@ -1,4 +1,4 @@
-"""Training from given weights: it starts at their loss, and a wrong folder is refused."""
+"""Training from given weights: it starts at their loss, and an invalid folder is refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def expected(data: str, weights: Path) -> Any:
-    """The loss of the model that is started from, on the first batch."""
+    """The loss on the first batch of the model that training starts from."""
     flags = ("--save_ckpt_path=out", f"--dataset_path={data}", f"--batch_size={GLOBAL_BATCH}")
     feed = open_feed(configure((*TINY, *flags)), 0, 1)
     batch = feed.next_rows(range(GLOBAL_BATCH)).rows
@@ -138,7 +138,7 @@ def test_a_checkpoint_comes_first_and_that_is_reported(
 
 
 def broken(weights: Path, folder: Path, what: str) -> Path:
-    """Copy a folder of weights, and break one thing of it."""
+    """Copy a folder of weights, and damage one thing in it."""
     shutil.copytree(weights, folder)
     config, file = folder / "config.json", folder / "model.safetensors"
     if what == "sizes":
@@ -198,12 +198,12 @@ WRITTEN_OUT: dict[str, dict[str, Any]] = {
     "granitemoehybrid-tiny": {"head_dim": 32, "attention_multiplier": 1 / 32},
     "nemotron_h-tiny": {"head_dim": 32},
 }
-"""Sizes that a model has anyway, as a file or a preset may write them out."""
+"""Sizes that are derived anyway, but that a file or a preset may write out."""
 
 
 @pytest.mark.parametrize("name", WRITTEN_OUT)
 def test_a_size_that_is_written_out_is_the_one_that_follows(name: str, tmp_path: Path) -> None:
-    """As nemotron-h-8b has its head_dim, which Hugging Face's configuration is read without."""
+    """For example head_dim in nemotron-h-8b, which is read from Hugging Face's file without it."""
     sizes = preset(name)
     run_folder, given = tmp_path / "run", WRITTEN_OUT[name]
     write_checkpoint(build(sizes), run_folder)

@@ -1,4 +1,4 @@
-"""checkpoint_minutes=auto: how often a job saves follows from its nodes and what a save costs."""
+"""checkpoint_minutes=auto: the number of nodes and the cost of a save determine the interval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from training.config.setting import optional_number
     ],
 )
 def test_it_is_that_of_the_docs(nodes: int, stall: float, writing: float, seconds: float) -> None:
-    """The table of docs/background/scale/checkpoints.md, for saves in the background."""
+    """Check the table of docs/background/scale/checkpoints.md, for saves in the background."""
     assert best_interval(stall, writing, nodes) == pytest.approx(seconds, rel=0.02)
     first_order = math.sqrt(2 * stall * NODE_MTBF / nodes)
     assert best_interval(stall, writing, nodes) == pytest.approx(first_order, rel=0.01)
@@ -53,12 +53,12 @@ def test_a_number_or_auto() -> None:
 
 @pytest.mark.processes
 def test_a_run_chooses_and_says_so_once(tmp_path: Path) -> None:
-    """After the first save; training is the same."""
+    """It does so after the first save; training is the same."""
     data = write_text(tmp_path)
     plain, hasty = tmp_path / "plain", tmp_path / "hasty"
     train(plain, data, 0, 2, 6)
     flags = (f"--save_ckpt_path={hasty}", f"--dataset_path={data}", "--batch_size=2")
-    # A save in the background would put off the next.
+    # A save in the background would delay the next one.
     often = ("--num_steps=6", "--checkpoint_minutes=auto", "--async_checkpoint=False")
     done = run(0, *TINY, *flags, *often, program=("-m", "tests.training.support.hasty_saves"))
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_a_run_chooses_and_says_so_once(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_run_that_has_measured_no_save_saves_after_ten_minutes(tmp_path: Path) -> None:
-    """So a short run saves at its end alone, and its settings say what was asked for."""
+    """So a short run saves only at its end, and its settings keep what was asked for."""
     data = write_text(tmp_path)
     train(tmp_path / "run", data, 0, 2, 3, "--checkpoint_minutes=auto")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_3_ckp"]

@@ -1,4 +1,4 @@
-"""One run a folder: a second one is refused, a dead one's folder is taken over, by exactly one."""
+"""One run per folder: a second one is refused; a dead one's folder is taken over by exactly one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ except TrainingError as error:
 
 @contextmanager
 def holding(folder: Path, count: int = 1, *before: str, **env: str) -> Iterator[list[Any]]:
-    """Processes that want a folder, all at once; what is before them enters namespaces."""
+    """Start processes that all want a folder at once; `before` enters namespaces."""
     argv = [*before, sys.executable, "-c", HOLD, str(folder)]
     slurmless = {name: one for name, one in os.environ.items() if not name.startswith("SLURM_")}
     processes = [
@@ -72,7 +72,7 @@ def holding(folder: Path, count: int = 1, *before: str, **env: str) -> Iterator[
 
 
 def said(process: subprocess.Popen[str], until: str) -> str:
-    """Read what a process says up to a line that begins so."""
+    """Read a process's output up to a line that begins with `until`."""
     assert process.stdout is not None
     lines = ""
     for line in process.stdout:
@@ -83,7 +83,7 @@ def said(process: subprocess.Popen[str], until: str) -> str:
 
 
 def left(folder: Path, **other: Any) -> LeaseOwner:
-    """Leave the claim of a process that is dead, as it seems from here or elsewhere."""
+    """Leave the claim of a process that seems dead from here, or is elsewhere."""
     with subprocess.Popen(["true"]) as gone:
         pass
     holder = LeaseOwner(**{**vars(LeaseOwner.here()), "id": "old", "pid": gone.pid, **other})
@@ -111,7 +111,7 @@ def test_a_second_run_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
         assert wait_for(lambda: (save / "metrics.jsonl").exists() and losses(save), first)
         held = json.loads((save / LEASE_FILE).read_text().splitlines()[0])
         stray = save / "checkpoints" / "step_99999999_ckp.tmp"
-        stray.mkdir()  # as the first run writes one; a starting run clears what is not complete
+        stray.mkdir()  # like the first run's: a starting run removes incomplete ones
         begun = time.monotonic()
         second = run(2, *flags)
         assert time.monotonic() - begun < 30
@@ -131,14 +131,14 @@ def test_a_second_run_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_run_whose_claim_is_lost_writes_no_checkpoint(tmp_path: Path, background: bool) -> None:
-    """Two ranks; somebody else has taken over. What lies in his folder is not touched."""
+    """Two ranks; somebody else has taken the folder over, and their files are not touched."""
     data, save = write_text(tmp_path / "text"), tmp_path / "save"
     flags = (*TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", "--report_interval=1")
     more = ("--num_steps=100000", f"--async_checkpoint={background}", "--checkpoint_interval=5")
     with started(2, *flags, *more) as process:
         assert wait_for(lambda: list(save.glob("checkpoints/step_*_ckp")), process)
         left(tmp_path / "other", host="other-host", job="8")
-        # At once: the run looks whether it still has the claim.
+        # Atomically, as the run checks whether it still has its claim.
         (tmp_path / "other" / LEASE_FILE).replace(save / LEASE_FILE)
         there = {path.name for path in (save / "checkpoints").glob("step_*_ckp")}
         _, err = process.communicate(timeout=300)
@@ -150,7 +150,7 @@ def test_a_run_whose_claim_is_lost_writes_no_checkpoint(tmp_path: Path, backgrou
 
 
 def test_many_starters_one_winner(tmp_path: Path) -> None:
-    """At an empty folder; at one that a dead run of another host has left; at a torn claim."""
+    """In an empty folder, in one left by a dead run of another host, and with a torn claim."""
     for round_, leave in enumerate(
         (
             lambda folder: None,
@@ -161,7 +161,7 @@ def test_many_starters_one_winner(tmp_path: Path) -> None:
         folder = tmp_path / str(round_)
         leave(folder)
         with holding(folder, 8) as processes:
-            time.sleep(6)  # longer than a claim is watched, and those that came late look too
+            time.sleep(6)  # longer than a claim is watched; late starters watch it too
             (folder / "end").touch()
             texts = [process.communicate(timeout=300)[0] for process in processes]
         ends = [text.splitlines()[-1].split()[0] for text in texts]
@@ -183,7 +183,7 @@ def test_a_dead_process_of_this_host_is_followed_at_once(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_seen_from_here_is_watched(tmp_path: Path, quick: None) -> None:
-    """Another host, or a container with process numbers of its own: nobody's word is believed."""
+    """On another host, or in a container with its own process numbers, no statement is trusted."""
     for number, other in enumerate(({"boot": "another"}, {"namespace": "another"})):
         shown: list[str] = []
         left(tmp_path / str(number), **other)
@@ -196,7 +196,7 @@ def test_what_cannot_be_seen_from_here_is_watched(tmp_path: Path, quick: None) -
 def test_a_live_container_with_this_host_name_is_not_taken_for_dead(
     tmp_path: Path, quick: None
 ) -> None:
-    """Its process is number 1 or 2 of its own; here that is another."""
+    """Its process has number 1 or 2 in the container, which is another process here."""
     enter = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     with holding(tmp_path / "save", 1, *enter) as (inside,):
         said(inside, "has it")
@@ -205,7 +205,7 @@ def test_a_live_container_with_this_host_name_is_not_taken_for_dead(
 
 
 def test_a_requeued_job_follows_its_earlier_start_even_if_that_lives(tmp_path: Path) -> None:
-    """As after a node has lost Slurm, but not the shared disk; another job would be refused."""
+    """As if a node had lost Slurm but not the shared disk; another job would be refused."""
     folder = tmp_path / "save"
     with holding(folder, SLURM_JOB_ID="7") as (first,):
         said(first, "has it")
@@ -219,7 +219,7 @@ def test_a_requeued_job_follows_its_earlier_start_even_if_that_lives(tmp_path: P
 
 
 def test_a_node_that_takes_the_place_of_another_follows_it_at_once(tmp_path: Path) -> None:
-    """The process there may live: its node is cut off from the others, not from the shared disk."""
+    """The process there may live: its node is cut off from the others, but not from the disk."""
     folder = tmp_path / "save"
     with holding(folder, SLURM_JOB_ID="7") as (first,):
         said(first, "has it")

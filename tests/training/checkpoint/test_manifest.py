@@ -155,7 +155,7 @@ def test_the_link_to_one_that_was_moved_is_removed_and_what_it_leads_to_stays(
 def test_one_that_cannot_be_removed_is_reported_and_in_nobodys_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where another user has written into it; a run may come to its step again."""
+    """For example, another user has written into it; a run may reach its step again."""
     for step in (10, 20):
         make(tmp_path, step)
     folder = manifest.checkpoints(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Checkpoints and data at URLs; file:// stands for s3://, by the same library."""
+"""Checkpoints and data at URLs; file:// stands in for s3://, through the same library."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_goes_on_where_nothing_but_the_url_is_left(tmp_path: Path) -> None:
-    """Two ranks; what is there is what is here; a run that lost its folder ends the same."""
+    """Two ranks; both places have the same, and a run that lost its folder ends the same."""
     write_lines(tmp_path / "train", 60)
     write_lines(tmp_path / "test", 8)
     there, here = tmp_path / "bucket" / "run", tmp_path / "scratch"
@@ -66,7 +66,7 @@ def test_a_run_goes_on_where_nothing_but_the_url_is_left(tmp_path: Path) -> None
     assert {name.split("/")[0] for name in kept} == {"step_4_ckp", "step_6_ckp"}
     whole = losses(here)
     shutil.rmtree(here)
-    # As if it had been killed while it sent the last one: the manifest comes last.
+    # As if it had been killed while sending the last one: the manifest is sent last.
     (there / "checkpoints" / "step_6_ckp" / "manifest.json").unlink()
     again = run(2, *remote, "--max_steps=6", program=ENTRY_POINT)
     assert again.returncode == 0, again.stderr
@@ -78,7 +78,7 @@ def test_a_run_goes_on_where_nothing_but_the_url_is_left(tmp_path: Path) -> None
 
 
 class Alone(Group):
-    """One rank, which needs no others to agree."""
+    """One rank, which need not agree with others."""
 
     def __init__(self) -> None:
         super().__init__(0, 1, 1, torch.device("cpu"), control=None)
@@ -92,7 +92,7 @@ class Alone(Group):
 
 @pytest.fixture
 def there(tmp_path: Path) -> Path:
-    """The folder that the URL is of."""
+    """The folder that the URL refers to."""
     return tmp_path / "bucket"
 
 
@@ -141,7 +141,7 @@ def test_what_a_killed_run_left_there_goes_and_counts_for_nothing(
 
 
 def test_what_was_passed_over_as_broken_takes_no_place(there: Path, tmp_path: Path) -> None:
-    """Files that hold other bytes, found after they were fetched: the run goes on from before."""
+    """Their files turn out to be corrupt after they were fetched; the run resumes from before."""
     push(there, tmp_path / "run", 2, 4, 8, keep=0)
     push(there, tmp_path / "run", 6, keep=2)
     assert complete(there) == [4, 6]
@@ -165,7 +165,7 @@ def test_one_that_is_sent_again_is_not_complete_meanwhile(
 def test_one_that_may_not_be_removed_there_is_a_warning(
     there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a bucket in which the nodes may write and not remove."""
+    """For example, the nodes may write to a bucket but not remove anything."""
     one = mirror(there, tmp_path / "run", 1)
 
     def fails(*given: Any, **named: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_broken_one_here_hides_none_there(there: Path, tmp_path: Path) -> None
 
 
 def test_the_newest_sound_one_there_is_fetched(there: Path, tmp_path: Path) -> None:
-    """One of other bytes, one that lacks a file, and one whose manifest is none are passed over."""
+    """One with corrupt bytes, one without a file, and one without a valid manifest are skipped."""
     push(there, tmp_path / "before", 2, 4, 6, 8, keep=0)
     flip_a_bit(there / "checkpoints/step_8_ckp/__0_0.distcp")
     (there / "checkpoints/step_6_ckp/__0_0.distcp").unlink()
@@ -212,7 +212,7 @@ def test_the_newest_sound_one_there_is_fetched(there: Path, tmp_path: Path) -> N
 
 
 def test_one_that_could_not_be_copied_is_copied_at_the_next_start(tmp_path: Path) -> None:
-    """Also where nothing is left to be trained: the run is not done before it is there."""
+    """Even if nothing is left to train: the run is not done before it is copied."""
     there, here = tmp_path / "bucket", tmp_path / "scratch"
     given = (
         *(*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir=file://{there}"),
@@ -233,7 +233,7 @@ def test_one_that_could_not_be_copied_is_copied_at_the_next_start(tmp_path: Path
 
 
 def test_one_with_other_bytes_here_is_fetched_again(tmp_path: Path) -> None:
-    """Of the same size, so that only its checksum differs; what was here is kept beside it."""
+    """It has the same size, so only its checksum differs; the bad one is kept beside it."""
     there, here = tmp_path / "bucket", tmp_path / "scratch"
     given = (
         *(*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir=file://{there}"),
@@ -251,7 +251,7 @@ def test_one_with_other_bytes_here_is_fetched_again(tmp_path: Path) -> None:
     assert [line["step"] for line in steps(here)] == [1, 2, 3, 4, 5]
     assert files(here / "checkpoints" / name) == sound
     assert files(here / "checkpoints" / f"{name}.broken") != sound
-    for place in (here, there):  # it is rotten there too: the run goes on from before, and says so
+    for place in (here, there):  # it is corrupt there too: the run resumes from before, and says so
         flip_a_bit(place / "checkpoints" / "step_5_ckp" / "__0_0.distcp")
     last = run(0, *given, "--max_steps=6", program=ENTRY_POINT)
     assert last.returncode == 0, last.stderr
@@ -277,7 +277,7 @@ def test_urls_that_lead_nowhere(tmp_path: Path, flags: tuple[str, ...], shown: s
 
 
 def test_a_scratch_that_not_all_ranks_see_is_named(tmp_path: Path) -> None:
-    """It may be the default, which every node has for itself."""
+    """It may be the default one, which is local to each node."""
     given = ("--use_synthetic_data=1", f"--checkpoint_dir=file://{tmp_path}/there")
     config = configure(given)
     with pytest.raises(RequestError) as error:

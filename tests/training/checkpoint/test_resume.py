@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and started again ends like one that never was."""
+"""A run that is killed at any moment and restarted ends like one that never was."""
 
 import os
 import random
@@ -57,7 +57,7 @@ def flags(save: Path, data: str, *more: str) -> tuple[str, ...]:
 
 
 def newest(folder: Path) -> int:
-    """Give the step of the newest checkpoint, 0 if there is none."""
+    """Return the step of the newest checkpoint, 0 if there is none."""
     return max((int(path.name.split("_")[1]) for path in folder.glob("step_*_ckp")), default=0)
 
 
@@ -69,7 +69,7 @@ def resumed_from(folder: Path, step: int) -> str:
 @pytest.mark.parametrize(
     ("kills", "quick", "more"),
     [
-        # Fewer where this runs a second time, on an old torch.
+        # Fewer if this runs a second time, on an old torch.
         (20 if compat.fsdp2() else 8, True, ()),
         (2, False, ("--fsdp_engine=fsdp1",)),
         (2, False, ("--model_name=llama-tiny",)),
@@ -78,9 +78,9 @@ def resumed_from(folder: Path, step: int) -> str:
 def test_kill_9_at_random_moments(
     tmp_path: Path, data: str, kills: int, quick: bool, more: Any
 ) -> None:
-    """One run that is killed over and over: after some steps, in a save, after some time.
+    """One run is killed over and over: after some steps, during a save, after some time.
 
-    Most are of processes that start quickly, some of those that users have.
+    Most of its processes start quickly; some start like users' do.
     """
     length = 12 * kills + 34
     calm, harried = tmp_path / "calm", tmp_path / "harried"
@@ -89,7 +89,7 @@ def test_kill_9_at_random_moments(
     lines, folder = harried / "metrics.jsonl", harried / "checkpoints"
     chance = random.Random(4)
     interrupted_saves = complete = 0
-    for kill in range(kills + 3):  # the last three until one has come within a save
+    for kill in range(kills + 3):  # the last three only until one has hit a save
         if kill >= kills and interrupted_saves:
             break
         before = lines.stat().st_ino if lines.exists() else 0
@@ -101,7 +101,7 @@ def test_kill_9_at_random_moments(
             return any(folder.glob("step_*.tmp"))
 
         def trains(before: int = before) -> bool:
-            return lines.exists() and lines.stat().st_ino != before  # cut to what is resumed from
+            return lines.exists() and lines.stat().st_ino != before  # cut to the resumed step
 
         def far_enough(goal: int = goal) -> bool:
             return trains() and lines.read_text().count('"kind": "step"') >= goal
@@ -163,7 +163,7 @@ def test_a_signal_under_plain_python_saves_and_exits_85(
 
 
 def resume(save: Path, data: str, undisturbed: Any, ranks: int, *more: str) -> Any:
-    """Go on from a copy of the undisturbed run's checkpoints without the last one."""
+    """Resume from a copy of the undisturbed run's checkpoints without the last one."""
     shutil.copytree(undisturbed / "checkpoints", save / "checkpoints", dirs_exist_ok=True)
     shutil.rmtree(save / "checkpoints" / f"step_{STEPS}_ckp")
     return run(ranks, *flags(save, data, *more))
@@ -190,7 +190,7 @@ def test_load_path_is_the_start_of_a_new_folder(
     assert f"resumed from {undisturbed}/checkpoints/step_{STEPS}_ckp" in done.stdout
     assert [line["step"] for line in steps(tmp_path)] == [31]
     gone = run(0, *flags(tmp_path, data, f"--load_ckpt_path={tmp_path}/gone", "--num_steps=32"))
-    assert gone.returncode == 0, gone.stderr  # a run that is started again has its own
+    assert gone.returncode == 0, gone.stderr  # a restarted run has its own
     assert f"resumed from {tmp_path}/checkpoints/step_31_ckp" in gone.stdout
 
 
@@ -207,7 +207,7 @@ def test_load_path_is_the_start_of_a_new_folder(
 def test_a_load_path_without_a_checkpoint_is_refused(
     tmp_path: Path, data: str, undisturbed: Any, load: str, said: str
 ) -> None:
-    """Rather than to train from random weights."""
+    """It must not train from random weights instead."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "run").symlink_to(undisturbed)
     done = run(0, *flags(tmp_path / "save", data, f"--load_ckpt_path={tmp_path}/{load}"))
@@ -247,7 +247,7 @@ def test_fewer_steps_than_the_checkpoint_are_refused(
 def test_no_more_steps_than_those_of_another_run_are_refused(
     tmp_path: Path, data: str, undisturbed: Any
 ) -> None:
-    """Rather than to train nothing. A run that has all its steps is done when it is requeued."""
+    """It must not train nothing instead. A run with all its steps is done when it is requeued."""
     asked = flags(tmp_path, data, f"--load_ckpt_path={undisturbed}")
     done = run(0, *asked)
     path = undisturbed / "checkpoints" / f"step_{STEPS}_ckp"
@@ -291,7 +291,7 @@ def test_another_way_to_compute_on_resumption_is_reported(
 def test_a_schedule_in_tokens_counts_those_of_an_earlier_global_batch(
     tmp_path: Path, data: str
 ) -> None:
-    """Of 17 tokens a sequence: two steps of 2 sequences, then steps of 4 to the end at 272."""
+    """With 17 tokens per sequence: two steps of 2 sequences, then steps of 4 to the end at 272."""
     timed = ("--schedule=wsd", "--t_warmup=0tok", "--t_decay=136tok", "--t_max=272tok")
     asked = flags(tmp_path, data, *timed, "--alpha_f=0", "--num_steps=20", "--report_interval=1")
     small = run(0, *asked, "--num_steps=8", "--checkpoint_interval=2")
@@ -327,7 +327,7 @@ def test_what_a_model_is_trained_with_may_be_another_on_resumption(
 def test_the_optimizers_settings_can_be_others_on_resumption(
     tmp_path: Path, data: str, undisturbed: Any, engine: str
 ) -> None:
-    """Of all parameters, of some as before, and back: what each step does is what is asked for."""
+    """For all parameters, for some as before, and back: each step uses the settings asked for."""
     decayed, spared = ("--decay_all=True", "--weight_decay=30"), ("--weight_decay=0",)
     spread = f"--fsdp_engine={engine}"
     done = resume(tmp_path, data, undisturbed, 2, spread, *decayed)
@@ -345,9 +345,9 @@ def test_the_optimizers_settings_can_be_others_on_resumption(
 def test_a_parameter_may_have_fewer_rows_than_there_are_ranks(
     tmp_path: Path, data: str, engine: str
 ) -> None:
-    """As the heads of a Mamba-2 on many GPUs: some ranks have no part of it to save."""
+    """Like the heads of a Mamba-2 on many GPUs: some ranks have no part of it to save."""
     (tmp_path / "run.yaml").write_text(
-        "model: {name: mamba2-tiny, head_dim: 128}\n"  # of 256 channels
+        "model: {name: mamba2-tiny, head_dim: 128}\n"  # for 256 channels
         f"data: {{dataset_path: '{data}', seq_length: 17, batch_size: 1}}\n"
         f"parallel: {{sharding_strategy: fsdp, fsdp_engine: {engine}}}\n"
         f"run: {{save_ckpt_path: {tmp_path}/run, num_steps: 4, checkpoint_interval: 2}}\n"
@@ -373,11 +373,11 @@ random = dcp._random
 dcp._random = lambda device: {**random(device), "cuda": torch.zeros(16, dtype=torch.uint8)}
 leave(enter(mamba_fsdp.configure, sys.argv[1:]))
 """
-"""Ranks that have, and save, the random state of a GPU too; there is none to give it to."""
+"""Lets ranks have and save the random state of a GPU, although none exists to restore it."""
 
 
 def test_from_a_cpu_to_a_gpu_and_back(tmp_path: Path, data: str, undisturbed: Any) -> None:
-    """What the checkpoint has no random state of is not asked of it."""
+    """A random state that the checkpoint does not have is not required."""
     program = tmp_path / "of_a_gpu.py"
     program.write_text(OF_A_GPU)
     folder, line = tmp_path / "checkpoints", "was made without a GPU: the random numbers of GPUs"

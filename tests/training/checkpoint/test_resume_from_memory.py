@@ -1,4 +1,4 @@
-"""Runs that go on from copies in memory; a test tells them where these are, as an agent does."""
+"""Runs resume from copies in memory; the test tells them the place, as an agent does."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_restart_with_copies_of_each_kind(
     monkeypatch: pytest.MonkeyPatch,
     state: str,
 ) -> None:
-    """Whatever the copies are like, the losses are those of a run that was left alone."""
+    """Whatever the state of the copies, the losses are those of an undisturbed run."""
     save = tmp_path / "save"
     monkeypatch.setenv(VARIABLE, str(memory))
     flags = (
@@ -176,9 +176,9 @@ def test_what_only_another_node_has(
     sent: int,
     rotten: bool,
 ) -> None:
-    """It is sent where it is little; else it is read from disk, after a look at its checksum.
+    """It is sent if it is small; otherwise it is read from disk, after its checksum is verified.
 
-    With ddp the ranks hold the same, and each writes a part of it.
+    With ddp all ranks hold the same, and each writes a part of it.
     """
     (tmp_path / "two_nodes.py").write_text(TWO_NODES)
     program, save = (str(tmp_path / "two_nodes.py"),), tmp_path / "save"

@@ -1,4 +1,4 @@
-"""Broken checkpoints are passed over loudly, and the losses after them are those of a calm run."""
+"""Broken checkpoints are skipped with a message; losses then match those of an undisturbed run."""
 
 import os
 import shutil
@@ -48,14 +48,14 @@ DAMAGES: dict[int, tuple[str, Callable[[Path], Any], str]] = {
     26: ("manifest.json", halve, "its manifest.json cannot be read: "),
     27: ("manifest.json", os.unlink, "it has no manifest.json"),
 }
-"""Step of a checkpoint -> its file, what is done to it, and what is reported."""
+"""Step of a checkpoint -> its file, the damage, and the message."""
 
 
 @pytest.mark.parametrize("ranks", [2, 0])
 def test_all_broken_ones_are_passed_over_to_the_newest_sound_one(
     tmp_path: Path, data: str, undisturbed: Path, ranks: int
 ) -> None:
-    """One rank reads what two wrote. What is kept afterwards are sound ones."""
+    """One rank reads what two have written. Only sound checkpoints are kept afterwards."""
     folder = tmp_path / "checkpoints"
     shutil.copytree(undisturbed / "checkpoints", folder)
     shutil.rmtree(folder / f"step_{STEPS}_ckp")

@@ -1,4 +1,4 @@
-"""Full disks: a checkpoint that has no room ends the run and spares the others; a log does not."""
+"""Full disks: a checkpoint without space ends the run but spares the others; a log does not."""
 
 import json
 import re
@@ -86,7 +86,7 @@ def program(folder: Path, change: str) -> tuple[str]:
 def test_a_checkpoint_without_room(
     tmp_path: Path, data: str, undisturbed: Path, ranks: int, background: bool, change: str
 ) -> None:
-    """The third of these would not fit; with room the run goes on as if nothing had been."""
+    """The third of these does not fit; with space, the run resumes as if nothing had happened."""
     with small_disk(tmp_path / "save", "50m" if change else "5m") as disk:
         flags = (
             *(*TINY, f"--dataset_path={data}", f"--save_ckpt_path={disk.path}"),
@@ -122,7 +122,7 @@ def test_a_checkpoint_without_room(
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(tmp_path: Path, data: str) -> None:
-    """Here as another file system is mounted in it; what is left of it ends no later start."""
+    """Here another file system is mounted in it; what is left of it does not end a later start."""
     flags = (
         *(*TINY, f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}/save", "--batch_size=4"),
         *("--checkpoint_interval=2", "--keep_checkpoints=1"),
@@ -146,7 +146,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(tmp_path: Path, d
 
 
 def test_a_full_disk_of_logs_costs_lines_and_nothing_else(tmp_path: Path, data: str) -> None:
-    """The checkpoints are elsewhere. Records, curves and the log are all on it."""
+    """The checkpoints are elsewhere. Records, curves and the log are all on the full disk."""
     pytest.importorskip("tensorboard")
     (tmp_path / "checkpoints").mkdir()
     with small_disk(tmp_path / "save", "256k") as disk:
@@ -183,7 +183,7 @@ def test_a_full_disk_of_logs_costs_lines_and_nothing_else(tmp_path: Path, data: 
         gap = re.search(r"^WARNING: (\d+) lines are missing here: No space left", text, re.M)
         assert gap and int(gap[1]) > 50
         assert "step 120/120 | loss" in text.partition(gap[0])[2]
-        # A start after it: what is there stays, and what it adds follows.
+        # A later start keeps what is there, and appends to it.
         again = disk.train(0, *flags, "--num_steps=122", to="/dev/full")
         assert again.returncode == 0, again.stderr
         assert again.stderr.count("WARNING: standard output cannot be written") == 1
@@ -192,7 +192,7 @@ def test_a_full_disk_of_logs_costs_lines_and_nothing_else(tmp_path: Path, data: 
 
 
 class Broken(Logger):
-    """A server that is away from its second record to its fourth."""
+    """A server that is unreachable from its second record to its fourth."""
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
@@ -209,7 +209,7 @@ class Broken(Logger):
 
 
 def test_faults_of_a_server_are_reported_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """As Weights & Biases: its library raises what it likes."""
+    """Weights & Biases is such a server: its library may raise anything."""
     broken = Broken()
     logger = FaultTolerantLogger(broken, "Weights & Biases", Console())
     for step in range(9):

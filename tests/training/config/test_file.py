@@ -1,4 +1,4 @@
-"""`python -m training --config FILE key=value`: what files may say, and how faults are reported."""
+"""`python -m training --config FILE key=value`: what files may contain, and errors in them."""
 
 import json
 import subprocess
@@ -76,7 +76,7 @@ def test_a_model_is_meant_for_the_sequences_that_it_is_trained_on(
 def test_a_home_folder_is_one_in_files_and_after_an_equals_sign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No shell makes it of either, and a folder called ~ is not what is meant."""
+    """No shell expands either of them, and a folder named ~ is not meant."""
     monkeypatch.setenv("HOME", "/home/me")
     text = "model: {name: mamba-tiny}\ndata: {dataset_path: packed-17/13:~/x/*.npy}\n"
     text += "run: {save_ckpt_path: ~/runs/x}\n"
@@ -93,7 +93,7 @@ def test_a_home_folder_is_one_in_files_and_after_an_equals_sign(
 
 
 def test_a_variable_in_a_path_is_refused_unless_a_folder_has_its_name(tmp_path: Path) -> None:
-    """Nothing puts its value there: a folder of that name was made."""
+    """Nothing expands it: a folder of that name used to be created."""
     text = LEAST
     for value in ("$SCRATCH/run", "${SCRATCH}/run", f"{tmp_path}/$USER", f"text:{tmp_path}/$A/*"):
         for key in ("run.save_ckpt_path", "data.dataset_path"):
@@ -106,7 +106,7 @@ def test_a_variable_in_a_path_is_refused_unless_a_folder_has_its_name(tmp_path: 
 
 
 def test_numbers_and_booleans_are_those_of_flags(tmp_path: Path) -> None:
-    """YAML 1.1 would take 0123 for 83, 1:30 for 90, and on for true."""
+    """YAML 1.1 would read 0123 as 83, 1:30 as 90, and on as true."""
     inside = LEAST.replace("save_ckpt_path", "wandb_run_id: 0123, use_wandb: yes, save_ckpt_path")
     given = read(tmp_path, inside.replace("/x", "on"), "seed=0123", "learning_rate=01.5")
     assert (given.run.wandb_run_id, given.run.save_ckpt_path) == ("0123", "on")
@@ -209,7 +209,7 @@ def test_every_fault_is_reported_with_its_place(tmp_path: Path) -> None:
 
 
 def test_what_stands_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
-    """YAML itself takes the last, so that what a run was asked for would be lost in silence."""
+    """YAML itself takes the last one, so settings would be lost silently."""
     text = LEAST + "optim: {beta1: .8,\n  beta2: .9, beta1: .7}\nrun: {num_steps: 3}\n"
     with pytest.raises(RequestError) as error:
         read(tmp_path, text)

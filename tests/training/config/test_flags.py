@@ -1,4 +1,4 @@
-"""The entry point's command line: strict, complete, and all its faults at once."""
+"""The entry point's command line: strict, complete, and all of its errors reported together."""
 
 import subprocess
 import sys
@@ -130,7 +130,7 @@ def test_every_setting_has_a_flag_of_its_own_name() -> None:
     names = [name for section in sections for name in section.__dataclass_fields__]
     settings = sorted(set(names) - {"name", "sizes"})
     assert sorted(flag.name for flag in FLAGS) == sorted(["model_name", "vocab_size", *settings])
-    assert len(settings) == len(names) - 3  # no name means two things but a model's and schedule's
+    assert len(settings) == len(names) - 3  # only a model's and a schedule's names are shared
 
 
 def test_settings_of_another_schedule_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Each schedule is its system's formula, at the edges too; what is wrong is reported in one go."""
+"""Each schedule follows its system's formula, at the edges too; errors are reported together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STYLES = ("cosine", "linear", "constant", "exponential", "plateau")
 def rates(
     num_steps: int, tokens_per_step: int = 1, peak: float = PEAK, **given: Any
 ) -> list[float]:
-    """The rates of all steps of a run."""
+    """Return the rates of all steps of a run."""
     config = ScheduleConfig(**given)
     check(config, num_steps, peak, tokens_per_step)
     return [
@@ -55,7 +55,7 @@ def test_tokens_seen_change_nothing_where_each_step_has_had_as_many(times: Any) 
 
 
 def test_of_durations_in_steps_and_in_tokens_each_counts_its_own() -> None:
-    """Ten steps of 10 tokens, then of 40: the end is at step 20, as before."""
+    """Ten steps of 10 tokens, then steps of 40: it ends at step 20, as before."""
     config = ScheduleConfig(name="wsd", t_warmup="0tok", t_decay="80tok", t_max="20ba", alpha_f=0.0)
     found = [learning_rate(config, x, 20, 1.0, 40, 100 + 40 * (x - 11)) for x in range(11, 21)]
     assert found == [1.0] * 8 + [0.5, 0.0]
@@ -75,7 +75,7 @@ def test_quadratic_warm_up_and_cosine_to_a_tenth(num_steps: int) -> None:
 def annealed(
     style: str, x: int, start: float, end: int, warmup: float, plateau: float, least: float
 ) -> float:
-    """AnnealingLR of the Llama systems, as llama-mixtral-fsdp has it."""
+    """The Llama systems' AnnealingLR, as in llama-mixtral-fsdp."""
     w = warmup * end
     n = min(x, end - w)
     if w > 0 and x <= w:
@@ -117,7 +117,7 @@ def test_the_rates_that_the_llama_system_logs() -> None:
 
 
 def test_where_the_styles_end() -> None:
-    """Cosine and linear stop short of 0, as the system's do; plateau does not."""
+    """Cosine and linear stop short of 0, like the system's own; plateau does not."""
     ends = {
         style: rates(1000, peak=1.0, name=style, warmup=0.1, min_lr=0.0)[-1] for style in STYLES
     }

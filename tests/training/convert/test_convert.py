@@ -1,4 +1,4 @@
-"""Conversion of weights: whatever way a model goes, transformers and ours compute the same."""
+"""Conversion of weights: in every direction, transformers and our models compute the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_hugging_face_and_back(name: str, tmp_path: Path) -> None:
     back = theirs(tmp_path / "back")
     assert torch.equal(logits(back), logits(model))
     assert_same(tensors(first), tensors(tmp_path / "back"))
-    # And what transformers writes of what we wrote reads as the same sizes.
+    # What transformers writes from our output is read with the same sizes.
     again = saved(back, tmp_path / "again")
     assert Source.open("hf", again).sizes == Source.open("ours", tmp_path / "ours").sizes
 
@@ -55,12 +55,12 @@ def test_state_spaces_and_back(name: str, tmp_path: Path) -> None:
         logits(ours("state-spaces", tmp_path / "ss")), logits(model), rtol=0, atol=1e-4
     )
     assert torch.equal(logits(theirs(tmp_path / "back")), logits(model))
-    # mamba-ssm loads strictly: the names of its MambaLMHeadModel, the tied one too.
+    # mamba-ssm loads strictly: it needs all names of its MambaLMHeadModel, including the tied one.
     held = torch.load(tmp_path / "ss" / "pytorch_model.bin", weights_only=True)
     names = {n.replace("embeddings", "embedding") for n in model.state_dict()}
     assert held.keys() == names and "lm_head.weight" in names
     size = (tmp_path / "ss" / "pytorch_model.bin").stat().st_size
-    assert size < sum(p.nbytes for p in model.parameters()) + 40_000  # a tied tensor is there once
+    assert size < sum(p.nbytes for p in model.parameters()) + 40_000  # a tied tensor is stored once
     assert sorted(p.name for p in (tmp_path / "ss").iterdir()) == [
         *("config.json", "generation_config.json", "pytorch_model.bin"),
     ]
@@ -77,11 +77,11 @@ FMS_FSDP: dict[str, Any] = {
     **{"rms_norm": True, "residual_in_fp32": True, "fused_add_norm": True},
     **{"pad_vocab_size_multiple": 16, "tie_embeddings": False},
 }
-"""What fms-fsdp writes of its mamba_9.8b, with small sizes."""
+"""What fms-fsdp writes for its mamba_9.8b, with small sizes."""
 
 
 def test_bamba_as_fms_fsdp_has_it(tmp_path: Path) -> None:
-    """mamba-ssm's names: q, k and v are one tensor, and so are an MLP's first two, up first."""
+    """With mamba-ssm's names: q, k and v are one tensor, and an MLP's first two too, up first."""
     made: dict[str, Any] = {
         **{"d_model": 32, "n_layer": 3, "pattern": "M*M", "vocab_size": 48, "n_head": 4},
         **{"n_kv_head": 2, "d_ff": 128, "n_mamba_head": 4, "mamba_head_dim": 16, "d_state": 8},

@@ -1,4 +1,4 @@
-"""Conversion refused: one clear error, all faults in it, and nothing written."""
+"""Conversion refused: one clear error with all faults in it, and nothing written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = models.MambaConfig(d_model=16, n_layer=1, vocab_size=12)
 
 
 def weights_of(sizes: models.Sizes, folder: Path) -> Path:
-    """A folder of weights of ours."""
+    """Write a folder of weights in our format."""
     folder.mkdir()
     with torch.device("meta"):
         shapes = {n: p.shape for n, p in models.build(sizes).named_parameters()}
@@ -226,10 +226,11 @@ def test_a_full_disk_is_seen_before(ours: Path, tmp_path: Path, monkeypatch: Any
 @pytest.mark.processes
 @pytest.mark.parametrize("form", ["hf", "state-spaces"])
 def test_a_disk_that_fills_up_meanwhile(form: str, ours: Path, tmp_path: Path) -> None:
-    """The limit of a file's size stands for the disk: writing fails half way."""
+    """A limit on the file size simulates the disk: writing fails half way."""
     done = subprocess.run(
         [
-            # No bytecode: the limit would cut that too, and every later import of it would fail.
+            # No bytecode: the limit would truncate that too, and every later import of it would
+            # fail.
             *(sys.executable, "-B", "-m", "training.convert"),
             *("--from", "ours", str(ours), "--to", form, str(tmp_path / "out")),
         ],

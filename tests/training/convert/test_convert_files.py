@@ -1,4 +1,4 @@
-"""Files of converted weights: shards, types, what goes along, and the memory that it takes."""
+"""Files of converted weights: shards, types, accompanying files, and memory use."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_torch_files_of_hugging_face(sharded: bool, tmp_path: Path) -> None:
     model = reference("llama")
     saved(model, tmp_path / "hf")
     state = {n: v.clone() for n, v in model.state_dict().items()}
-    # What old releases stored beside the weights.
+    # Old releases stored it beside the weights.
     state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
     (tmp_path / "hf" / "model.safetensors").unlink()
     if sharded:
@@ -82,7 +82,7 @@ def test_dtype(dtype: str, form: str, tmp_path: Path) -> None:
     found = tensors(tmp_path / "out")
     assert {value.dtype for value in found.values()} == {wanted}
     if form == "hf":
-        assert theirs(tmp_path / "out").dtype == wanted  # it goes by config.json
+        assert theirs(tmp_path / "out").dtype == wanted  # it follows config.json
     state = model.to(wanted).state_dict()
     for name, value in found.items():
         assert torch.equal(value, state[name.replace("embedding.", "embeddings.")])
@@ -132,7 +132,7 @@ def test_files_of_a_tokenizer_in_a_run_go_along(tmp_path: Path) -> None:
     step = write_checkpoint(models.build(sizes), tmp_path / "run")
     for name in ("tokenizer.json", "generation_config.json"):
         (tmp_path / "run" / name).write_text('{"of": "the run"}')
-    (tmp_path / "run" / "config.json").write_text('{"eos_token_id": 3}')  # it has its settings
+    (tmp_path / "run" / "config.json").write_text('{"eos_token_id": 3}')  # the run's settings
     (step / "tokenizer.json").write_text('{"of": "the checkpoint"}')
     for number, given in enumerate((tmp_path / "run", step)):
         out = tmp_path / f"hf-{number}"
@@ -201,6 +201,6 @@ def test_memory_is_that_of_a_shard_and_a_tensor(tmp_path: Path) -> None:
         check=False,
     )
     assert measured.returncode == 0, measured.stderr
-    # Shards of 10 MB and parameters of 4 MB; the allocator keeps some more.
+    # Shards have 10 MB and parameters 4 MB; the allocator keeps some more.
     assert whole > 160e6 and int(measured.stdout) < 70e6
     assert_same(tensors(tmp_path / "again"), tensors(tmp_path / "hf"))

@@ -1,4 +1,4 @@
-"""Settings of other formats: what is read of them, and what is refused by name."""
+"""Settings of other formats: which are read, and which are refused by name."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def settings_of_all_formats() -> Iterator[tuple[Callable[..., Any], dict[str, An
 
 
 def test_values_of_other_types_are_refused_by_name_or_taken() -> None:
-    """Whatever stands in whatever place, as a list for a table, or a table for a number."""
+    """Any value in any place, such as a list for a table, or a table for a number."""
     for read, settings in settings_of_all_formats():
         absent = {*hf.NAMES.get(settings.get("model_type", ""), {}).values(), "ssm_cfg"}
         tables = {name: value for name, value in settings.items() if isinstance(value, dict)}
@@ -224,7 +224,7 @@ def test_groups_that_are_normalised_another_way_are_not_converted() -> None:
         state_spaces.write(together)
     assert hf.read(hf.write(together), WHERE) == together
     assert state_spaces.read(state_spaces.write(alone), WHERE) == alone
-    for across in (False, True):  # of one group, both are the same
+    for across in (False, True):  # with one group, both are the same
         one = models.Mamba2Config(**MAMBA2, norm_across_groups=across)
         assert hf.write(one)["n_groups"] == state_spaces.write(one)["ssm_cfg"]["ngroups"] == 1
 
@@ -240,7 +240,7 @@ def test_models_that_a_format_does_not_have() -> None:
 
 
 def test_heads_that_transformers_refuses_are_refused_before_it() -> None:
-    """Its Llama alone asks that they divide the width, even where a head's size is its own."""
+    """Only its Llama requires that they divide the width, even if the head size is given."""
     from transformers import AutoConfig
 
     sizes: dict[str, Any] = {"d_model": 16, "n_layer": 1, "n_head": 3, "n_kv_head": 1, "d_ff": 8}
@@ -253,7 +253,7 @@ def test_heads_that_transformers_refuses_are_refused_before_it() -> None:
 
 @pytest.mark.parametrize("end", ["hf", "neuron", "ours", "state-spaces"])
 def test_token_ids_of_a_config_go_along(end: str, tmp_path: Path) -> None:
-    """In config.json, or where that has none in a generation_config.json."""
+    """They are in config.json, or if it has none, in a generation_config.json."""
     first = saved(reference("mamba2" if end == "neuron" else "mamba"), tmp_path / "first")
     (first / "generation_config.json").unlink()
     ids = {"bos_token_id": 1, "eos_token_id": [7, 0]}

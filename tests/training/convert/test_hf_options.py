@@ -1,7 +1,7 @@
-"""Options of a Hugging Face configuration: transformers' logits and gradients, and their way back.
+"""Options of Hugging Face configurations: transformers' logits and gradients, and the way back.
 
-Each is a small random model that is converted to ours and back. What docs/training/models.md says
-of them is held against this list.
+Each is a small random model that is converted to ours and back. docs/training/models.md is checked
+against this list.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 def saved(
     name: str, folder: Path, options: dict[str, tuple[str, dict[str, Any]]] = OPTIONS
 ) -> tuple[nn.Module, Path]:
-    """A model of transformers whose every parameter is random, and its folder."""
+    """Return a transformers model whose parameters are all random, and its folder."""
     family, settings = options[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **json.loads(json.dumps(settings)))
@@ -108,14 +108,14 @@ def saved(
 
 
 def measured(model: nn.Module, length: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits (b, l, v) of some tokens, and the gradients of their loss by name."""
+    """Return logits (b, l, v) of some tokens, and the gradients of their loss by name."""
     model.requires_grad_().zero_grad()
     ids = torch.randint(40, (2, length), generator=torch.Generator().manual_seed(5))  # (b, l)
     out = model(ids)
     logits = out if isinstance(out, Tensor) else out.logits  # (b, l, v)
     F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    if type(model).__name__ == "NemotronHForCausalLM":  # its memory has other names than its files
+    if type(model).__name__ == "NemotronHForCausalLM":  # its files have other names
         gradients = {re.sub(r"^model\.", "backbone.", n): one for n, one in gradients.items()}
     return logits.detach(), gradients
 
@@ -126,7 +126,7 @@ def ours(form: str, folder: Path) -> nn.Module:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_logits_and_gradients_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Of texts as long as the first training's, and of longer ones."""
+    """The texts are as long as in the first training, or longer."""
     theirs, first = saved(name, tmp_path / "first")
     convert(["--from", "hf", str(first), "--to", "ours", str(tmp_path / "ours")])
     here = ours("ours", tmp_path / "ours")
@@ -150,7 +150,7 @@ PLAIN: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if "rank" not in name])
 def test_each_option_changes_what_is_computed(name: str, tmp_path: Path) -> None:
-    """Else the comparison with transformers would say nothing of it."""
+    """Otherwise the comparison with transformers would prove nothing about it."""
     _, folder = saved(name, tmp_path / "first")
     source = Source.open("hf", folder)
     plain = {n: value for n, value in PLAIN.items() if hasattr(source.sizes, n)}
@@ -162,7 +162,7 @@ def test_each_option_changes_what_is_computed(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_way_back_keeps_the_option(name: str, tmp_path: Path) -> None:
-    """By transformers' own reading of what is written: entries, sizes and logits."""
+    """Transformers itself reads what is written: entries, sizes and logits are kept."""
     theirs, first = saved(name, tmp_path / "first")
     convert(["--from", "hf", str(first), "--to", "ours", str(tmp_path / "ours")])
     convert(["--from", "ours", str(tmp_path / "ours"), "--to", "hf", str(tmp_path / "back")])
@@ -289,7 +289,7 @@ def test_fields_that_a_kind_has_no_use_for() -> None:
     ("given", "sizes"),
     [
         ({"dt_rank": 5}, {"dt_rank": 5}),
-        ({"dt_rank": 1}, {}),  # the one that follows from the width
+        ({"dt_rank": 1}, {}),  # the default, derived from the width
         ({"layer": "Mamba2", "headdim": 8, "dt_limit": [0.0, 0.5]}, {"dt_limit_high": 0.5}),
         ({"layer": "Mamba2", "headdim": 8, "dt_limit": [0.0, math.inf]}, {}),
     ],
@@ -319,7 +319,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "training" / "models.md"
 
 
 def another(value: Any) -> Any:
-    """A value of the same type that a configuration may have, or that is refused."""
+    """Return another value of the same type, which a configuration may have or which is refused."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
@@ -333,7 +333,7 @@ def another(value: Any) -> Any:
 
 @pytest.mark.parametrize("family", EVERY)
 def test_the_page_lists_the_options_that_count(family: str) -> None:
-    """Of all that transformers has for a family: those that change our sizes, or are refused."""
+    """Of all options in transformers, those that change our sizes or that are refused."""
     full = json.loads(
         AutoConfig.for_model(family, **EVERY[family]).to_json_string(use_diff=False)
     ) | {"model_type": family}

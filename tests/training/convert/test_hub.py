@@ -32,7 +32,7 @@ FLAGS = ("--max_context_width=32", "--bf16=0", "--max_steps=1", "--train_batch_s
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves the files of one folder as a model's, and notes what is asked for."""
+    """Serves the files of one folder as a model's, and records the requests."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -137,7 +137,7 @@ def test_without_a_folder_the_library_keeps_it(hub: Hub, trained: Path, tmp_path
 
 
 def test_it_is_fetched_ahead_of_a_run(hub: Hub, trained: Path, tmp_path: Path) -> None:
-    """By hand, on a machine that has the network."""
+    """It is fetched manually, on a machine with a network."""
     by_hand = ("-m", "training.checkpoint.hub")
     folder = tmp_path / "ahead"
     done = run(0, NAME, str(folder), program=by_hand)
@@ -155,7 +155,7 @@ def test_it_is_fetched_ahead_of_a_run(hub: Hub, trained: Path, tmp_path: Path) -
 def test_what_is_there_in_part_is_fetched_to_the_end(
     hub: Hub, trained: Path, tmp_path: Path, has_index: bool
 ) -> None:
-    """As a fetch leaves it that was killed after one of the shards."""
+    """As if fetching had been killed after one of the shards."""
     shards = ("--max-shard-size", "100KB")
     convert(["--from", "hf", f"{trained}/model", "--to", "hf", f"{tmp_path}/all", *shards])
     hub.folder, folder = tmp_path / "all", tmp_path / "part"
@@ -178,14 +178,14 @@ def test_what_is_there_in_part_is_fetched_to_the_end(
 def test_each_node_fetches_what_it_has_not(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    """Two nodes of one rank that do not share the folder; the first has all of it already."""
+    """Two nodes of one rank each do not share the folder; the first already has everything."""
 
     class Node(Group):
         def any(self, flag: bool) -> bool:
             return True  # the second node lacks it
 
         def broadcast(self, value: Any) -> Any:
-            return True  # what the first one has found
+            return True  # found by the first one
 
         def together(self, work: Any, *, copies: bool = False) -> Any:
             return work()

@@ -26,7 +26,7 @@ from training.models import LlamaConfig, Mamba2Config
 PROGRAM = ("-m", "training.convert_mamba2_ssm_checkpoint")
 WHERE = Path("config.json")
 PUBLISHED = Mamba2Config(d_model=64, n_layer=2, vocab_size=48)
-"""Sizes that only a published model's own defaults say: heads of 64, states of 128."""
+"""Sizes from a published model's own defaults: heads of 64, states of 128."""
 SSM_CONFIG: dict[str, Any] = {
     "d_model": 64,
     "n_layer": 2,
@@ -54,7 +54,7 @@ PARAMS: dict[str, Any] = {
 
 
 def ssm(folder: Path, settings: dict[str, Any] = SSM_CONFIG) -> dict[str, Tensor]:
-    """A folder as state-spaces publishes them; its weights under our names."""
+    """Write a folder as state-spaces publishes them; returns its weights under our names."""
     held = weights(PUBLISHED)
     theirs = {name.replace("embeddings", "embedding"): one for name, one in held.items()}
     theirs["lm_head.weight"] = theirs["backbone.embedding.weight"]
@@ -65,7 +65,7 @@ def ssm(folder: Path, settings: dict[str, Any] = SSM_CONFIG) -> dict[str, Tensor
 
 
 def codestral(folder: Path, settings: dict[str, Any] = PARAMS) -> dict[str, Tensor]:
-    """A folder as Mistral publishes them; its weights under our names."""
+    """Write a folder as Mistral publishes them; returns its weights under our names."""
     held = weights(CODESTRAL)
     theirs = {f"model.{n.replace('embeddings', 'embedding')}": one for n, one in held.items()}
     folder.mkdir()
@@ -168,7 +168,7 @@ def test_codestral(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ids = [settings[f"{name}_token_id"] for name in ("bos", "pad", "eos")]
         assert ids == [0, 1, 2] and settings["rmsnorm_within_groups"] is True
         assert (folder / "tokenizer.model").read_bytes() == b"pieces"
-        # It says nothing of chunks, and 256 is what they are everywhere.
+        # It does not name the chunk size, which is 256 everywhere.
         assert Source.open("neuron", folder).sizes == replace(CODESTRAL, chunk_size=256)
     assert torch.equal(logits(out), logits(cut)) and torch.equal(
         logits(out), logits(tmp_path / "in")
@@ -314,7 +314,7 @@ def test_the_settings_of_the_system() -> None:
     assert formats.write_neuron(across)["rmsnorm_within_groups"] is False
     assert formats.read_neuron(formats.write_neuron(across), WHERE) == across
     del settings["rmsnorm_within_groups"]
-    assert formats.read_neuron(settings, WHERE) == SIZES  # that is the system's default
+    assert formats.read_neuron(settings, WHERE) == SIZES  # the system's default
     for change, message in (
         ({"rms_norm": False}, "config.json: rms_norm False: ours has True only"),
         ({"rmsnorm_within_groups": 1}, "rmsnorm_within_groups must be true or false, not 1"),

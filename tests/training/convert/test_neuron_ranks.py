@@ -1,4 +1,4 @@
-"""Merging what tensor-parallel ranks saved: the whole weights to the bit, or one clear error."""
+"""Merging what tensor-parallel ranks saved: the whole weights bit for bit, or one clear error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from training.models import Mamba2Config
 
 EIGHT = replace(SIZES, n_groups=8, bias=True, tie_embeddings=False, expand=2, d_conv=3)
 CONTENT = {"dtype": torch.bfloat16, "vocab_size": 48, "rmsnorm_across_groups": False}
-"""Flags as the program of the system keeps them."""
+"""Flags as the system's program stores them."""
 
 
 def merged(folder: Path, target: Path, *words: str, to: str = "ours") -> Path:
@@ -84,7 +84,7 @@ def test_what_the_norm_takes_its_mean_over(
 
 
 def test_a_config_beside_the_files_says_the_sizes(tmp_path: Path) -> None:
-    sizes = replace(SIZES, expand=3, norm_eps=1e-6)  # of no model that the system has a name for
+    sizes = replace(SIZES, expand=3, norm_eps=1e-6)  # no model known to the system has these
     folder = tmp_path / "exp_step_8"
     save(folder, sizes, 2)
     assert "d_inner that is 3 times d_model, not 2: give the files of all" in refused(folder)
@@ -96,7 +96,7 @@ def test_a_config_beside_the_files_says_the_sizes(tmp_path: Path) -> None:
 
 
 def refused_whole(folder: Path, *words: str) -> str:
-    """The error of tensors that are not those of the sizes, which has a line for each."""
+    """Return the error for tensors that do not match the sizes, with a line for each."""
     with pytest.raises(RequestError) as error:
         merged(folder, folder.parent / "never", *words)
     return str(error.value)

@@ -20,7 +20,7 @@ datasets = pytest.importorskip("datasets")
 
 def save(path: Path, rows: list[list[int]], labels: list[list[int]] | None = None) -> Path:
     columns = {"input_ids": rows} | ({"labels": labels} if labels else {})
-    # Several files and record batches, as large sets have.
+    # Several files and record batches, as in large sets.
     datasets.Dataset.from_dict(columns).save_to_disk(str(path), num_shards=min(3, len(rows)))
     return path
 

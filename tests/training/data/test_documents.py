@@ -1,4 +1,4 @@
-"""Every kind of data says where its documents begin: through tokenizing, mixing, reading ahead."""
+"""Every kind of data reports where documents begin: tokenized, mixed, or read ahead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from training.errors import RequestError
 
 LENGTH = 16
 TEXTS = [f"<{number:02}{'-' * (number * 7 % 23)}>" for number in range(60)]
-"""Each begins with < and ends with >; of 4 to 26 bytes."""
+"""Each begins with < and ends with >, with 4 to 26 bytes."""
 OPEN, CLOSE = ord("<"), ord(">")
 
 
@@ -82,7 +82,7 @@ def asked(path: str, **more: Any) -> Config:
 
 
 def check(inputs: list[int], documents: list[int]) -> None:
-    """A document begins with each <, and nowhere else."""
+    """Check that a document begins at each <, and nowhere else."""
     assert documents[0] == 0
     for at in range(1, len(inputs)):
         assert documents[at] - documents[at - 1] == (inputs[at] == OPEN), (inputs, documents)
@@ -197,7 +197,7 @@ def test_rows_of_a_set_that_are_cut_count_on(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.integers(0, 20), st.integers(1, 9))
 def test_numbers_follow_from_where_documents_end(sizes: list[int], first: int, length: int) -> None:
-    """Documents without a token among them."""
+    """It includes empty documents."""
     ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
     owner = [at for at, size in enumerate(sizes) for _ in range(size)]
     part = (owner + [len(sizes)] * 40)[first : first + length]

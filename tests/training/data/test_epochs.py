@@ -1,4 +1,4 @@
-"""`epochs`, `n_samples_to_skip` and `position_weighting`: what they do, and where they cannot."""
+"""`epochs`, `n_samples_to_skip`, `position_weighting`: what they do, and where they are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def flags(save: Path, path: str, *more: str) -> tuple[str, ...]:
 
 @pytest.mark.processes
 def test_a_run_ends_with_its_last_epoch_and_stays_ended(tmp_path: Path) -> None:
-    path = write_text(tmp_path / "text", 18 * 17)  # 17 sequences, of which a step takes 4
+    path = write_text(tmp_path / "text", 18 * 17)  # 17 sequences, in steps of 4
     asked = flags(tmp_path, path, "--epochs=2", "--num_steps=50", "--gradient_accumulation=2")
     done = run(0, *asked)
     assert done.returncode == 0, done.stderr

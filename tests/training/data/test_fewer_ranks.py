@@ -1,4 +1,4 @@
-"""A job that has lost a node: fewer ranks read the same steps, and rows beyond them are empty."""
+"""A job that has lost a node: fewer ranks read the same steps, and surplus rows are empty."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 4
 
 @pytest.fixture(params=["text", "stream", "epochs"])
 def asked(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
-    """Three ranks of two sequences, in two batches: twelve in a step."""
+    """Three ranks, each with two sequences in two batches: twelve per step."""
     more: dict[str, Any] = {}
     if request.param == "stream":
         path, more = write(tmp_path, 5), {"tokenizer": "bytes"}
@@ -43,7 +43,7 @@ def feeds(asked: Config, readers: int) -> list[DataFeed]:
 
 
 def step(ranks: list[DataFeed]) -> list[list[int]]:
-    """Read a step; its sequences that count, in an order of their own."""
+    """Read a step; returns the sequences that count, sorted."""
     found: list[list[int]] = []
     for _ in range(ranks[0].accumulation):
         for one in ranks:
@@ -53,7 +53,7 @@ def step(ranks: list[DataFeed]) -> list[list[int]]:
 
 @pytest.mark.parametrize("readers", [2, 1, 5, 7, 13])
 def test_steps_are_the_same(asked: Config, readers: int) -> None:
-    """After a checkpoint of the ranks before, and back on as many as there were."""
+    """After a checkpoint of all ranks, and back again on the original number of ranks."""
     before, now = feeds(asked, READERS), feeds(asked, readers)
     step(before)
     for one in now:

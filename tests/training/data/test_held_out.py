@@ -1,4 +1,4 @@
-"""Held-out data is read to its end: each sample counts once, whatever ranks and batch there are."""
+"""Held-out data is read to its end: each sample counts once, whatever the ranks and batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTH, SAMPLES = 4, 11
 
 
 def held_out(folder: Path, kind: str) -> str:
-    """Eleven samples, each of ids of its own."""
+    """Write eleven samples, each with its own ids."""
     folder.mkdir()
     rows = [[LENGTH * n + i for i in range(LENGTH)] for n in range(SAMPLES)]
     if kind == "text":
@@ -101,7 +101,7 @@ def test_an_evaluation_is_the_same_on_any_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "packed", "lines", "set", "mixture"])
 def test_what_is_trained_on_is_not_held_out(tmp_path: Path, kind: str) -> None:
-    """By its files, whatever the kinds and patterns: all of it or some."""
+    """Files decide, whatever the kinds and patterns, and whether all or some are shared."""
     path = held_out(tmp_path / "one", "text" if kind == "mixture" else kind)
     other = held_out(tmp_path / "two", "text")
     (tmp_path / "link").symlink_to(tmp_path / "one")

@@ -1,4 +1,4 @@
-"""What reads texts takes libraries that not every image has: those that have them are named."""
+"""Reading texts needs libraries that not every image has: the error names those that do."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def save(path: Path, *texts: str) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three files of five lines; the ids tell the line."""
+    """Three files of five lines; the ids identify the line."""
     data = tmp_path / "data"
     save(data / "b.json.gz", line(list(range(300, 310))), "", line([400, 401]))
     save(data / "a.json", line(list(range(100, 105))), line(list(range(200, 204))))
@@ -54,7 +54,7 @@ def every(samples: Lines) -> list[tuple[list[int], list[int]]]:
 
 
 def noting(made: list[str]) -> Callable[[Path, Path], Converted]:
-    """Convert files, and note which."""
+    """Convert files, and record which."""
     convert = lines._convert
 
     def noted(path: Path, place: Path) -> Converted:
@@ -137,7 +137,7 @@ def test_what_is_converted_is_read_again_and_what_changes_is_converted_anew(
     assert rows[0] == ([1, 2, 3, 0], [2, 3, -100, -100])
     assert changed.fingerprint != first.fingerprint
     for part in cache.glob("b.json.gz.*"):
-        part.write_bytes(part.read_bytes()[:-1])  # a broken disk
+        part.write_bytes(part.read_bytes()[:-1])  # as on a broken disk
     assert every(Lines(folder, 4, seed=0, cache=cache)) == rows
     assert converted == ["a.json", "b.json.gz"]
 
@@ -227,7 +227,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     save(data / "a.json", *[line([1, 2, 3])] * 3)
     save(data / "b.json", *[line([4, 5, 6])] * 3)
     pipe = data / "c.json"
-    os.mkfifo(pipe)  # stands for a file that takes long; it is not a regular file
+    os.mkfifo(pipe)  # it acts as a slow file, but is not a regular one
     program = (
         "import sys; from pathlib import Path; from training.data.lines import converted; "
         "converted([Path(name) for name in sys.argv[2:]], Path(sys.argv[1]))"
@@ -238,7 +238,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
     try:
-        with pipe.open("wb") as file:  # waits until it is opened there
+        with pipe.open("wb") as file:  # waits until the reader has opened it
             file.write(line([7]).encode() + b"\n")
             file.flush()
             assert list(cache.glob(".c.json.*.partial"))

@@ -1,4 +1,4 @@
-"""Mixtures: the weights hold, each source is read in its order, and any sample can be found."""
+"""Mixtures: the weights hold, each source is read in order, and any sample can be found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTH = 2
 
 
 class Numbered:
-    """Samples that have their source's tag and their own number in them."""
+    """Samples that contain their source's tag and their own number."""
 
     seq_length, knows_documents = LENGTH, False
 
@@ -52,7 +52,7 @@ class Numbered:
 def mixed(
     *parts: tuple[int, float] | tuple[int, float, int], seed: int = 0, slots: int = 1000
 ) -> Mixture:
-    """A mixture of sources of (count, weight, order)."""
+    """Make a mixture of sources of (count, weight, order)."""
     sources = [
         Source(
             name=f"s{tag}",
@@ -66,7 +66,7 @@ def mixed(
 
 
 def drawn(mixture: Mixture, count: int, first: int = 0) -> list[tuple[int, int]]:
-    """Tag and number of so many samples."""
+    """Return tag and number of `count` samples."""
     rows = [mixture[index].inputs.tolist() for index in range(first, first + count)]
     return [(tag, number) for tag, number in rows]
 
@@ -85,7 +85,7 @@ def test_slots_sum_exactly_with_one_each_and_none_is_far_off(
     taken = apportioned(exact, slots)
     assert sum(taken) == slots and min(taken) >= 1
     quotas = [weight * slots / sum(exact) for weight in exact]
-    if min(quotas) >= 1:  # where no source is lifted to one slot, none is off by a whole slot
+    if min(quotas) >= 1:  # if no source is raised to one slot, none is off by a whole slot
         assert all(abs(q - t) < 1 for q, t in zip(quotas, taken, strict=True))
     heavier = sorted(zip(exact, taken, strict=True))
     assert all(fewer <= more for (one, fewer), (other, more) in pairwise(heavier) if one < other)
@@ -236,7 +236,7 @@ def test_a_list_may_name_the_home_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_weight_without_a_point(tmp_path: Path) -> None:
-    """YAML takes 5e-1 for a text."""
+    """YAML reads 5e-1 as text."""
     file = tmp_path / "mixture.yaml"
     file.write_text("[{path: a, weight: 5e-1}, {path: b, weight: 2}]")
     assert [entry.weight for entry in listed(file)] == [0.5, 2]

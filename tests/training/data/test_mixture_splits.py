@@ -1,4 +1,4 @@
-"""A mixture of sets with splits: which is read, and that none of them is evaluated on, too."""
+"""A mixture of sets with splits: which split is read, and that it is not evaluated on, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ datasets = pytest.importorskip("datasets")
 
 
 def saved_rows(folder: Path) -> str:
-    """Save a set of rows of tokens: a split of rows of 1, one of rows of 2."""
+    """Save a set of rows of tokens: one split has rows of 1, the other rows of 2."""
     made = {
         name: datasets.Dataset.from_dict({"input_ids": [[token] * 8] * 4})
         for name, token in (("train", 1), ("validation", 2))

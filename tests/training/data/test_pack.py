@@ -40,7 +40,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def words(ids: int) -> Any:
-    """A tokenizer of so many ids, with an end of text."""
+    """Make a tokenizer with this many ids and an end of text."""
     known = {"<|endoftext|>": END, "?": ids - 1, **{str(n): n for n in range(1, ids - 1)}}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -48,7 +48,7 @@ def words(ids: int) -> Any:
 
 
 def source(folder: Path, texts: list[str]) -> str:
-    """A folder with a tokenizer, and a split to train on beside one that is held out."""
+    """Write a folder with a tokenizer, a split to train on, and one that is held out."""
     (folder / "data").mkdir(parents=True)
     for name, part in (("train", texts), ("validation", texts[:30])):
         lines = [json.dumps({"text": text}) for text in part]
@@ -59,7 +59,7 @@ def source(folder: Path, texts: list[str]) -> str:
 
 @pytest.mark.processes
 def test_packed_text_is_trained_on_as_its_tokens_are(tmp_path: Path) -> None:
-    """Every step by its command line: pack, the configuration, two steps on what it names."""
+    """Each step by its command line: packing, the configuration, and two training steps."""
     given = source(tmp_path, ["", *TEXTS])
     flags = (given, f"--tokenizer={tmp_path}/tokenizer.json", "--num_proc=1")
     shown = ""
@@ -153,14 +153,14 @@ def test_it_is_there_as_a_whole_or_not_at_all(
     whole = target.read_bytes()
     with pytest.raises(RequestError, match=r"^--save_path: .*a\.npy is there already"):
         pack([*flags, f"--save_path={target}"])
-    # As a run leaves it that was killed after the file had its name, before its size was.
+    # As if a run was killed between naming the file and recording its size.
     (tmp_path / "a.npy.size").unlink()
     (tmp_path / ".a.npy.tokenizing").mkdir()
     (tmp_path / ".a.npy.tokenizing" / "placed").touch()
     pack([*flags, f"--save_path={target}"])
     assert "a.npy is complete" in capsys.readouterr().out
     assert (tmp_path / "a.npy.size").read_text() == f"{len(whole) // 4}\n"
-    # As one leaves it that was killed while it worked; another request does not go on with it.
+    # As if a run was killed while it worked; another request does not continue it.
     work = tmp_path / ".b.npy.tokenizing"
     work.mkdir()
     (work / "journal.json").write_text(json.dumps({"layout": "16/14"}))

@@ -1,4 +1,4 @@
-"""Packed files: windows, boundaries, what counts and how much, and what is refused."""
+"""Packed files: windows, boundaries, which tokens count and how much, and what is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from training.errors import RequestError, TrainingError
 
 NARROW, WIDE = LAYOUTS["16/14"], LAYOUTS["17/13"]
 Token = tuple[int, int, int]
-"""An id, its position, its loss bit."""
+"""A token: its id, its position, its loss bit."""
 
 
 def save(path: Path, tokens: list[Token], layout: Layout = NARROW) -> str:
@@ -33,12 +33,12 @@ def save(path: Path, tokens: list[Token], layout: Layout = NARROW) -> str:
 
 
 def row(length: int, first: int = 0) -> list[Token]:
-    """One document, every token of which counts."""
+    """Make one document, every token of which counts."""
     return [(first + i, i, 1) for i in range(length)]
 
 
 def by_definition(window: list[Token]) -> tuple[list[int], list[int], list[float]]:
-    """Inputs, targets and weights of a window, token by token."""
+    """Return inputs, targets and weights of a window by definition, token by token."""
     inputs, targets, weights = [], [], []
     start = window[0][1]
     for (token, before, _), (target, position, bit) in pairwise(window):
@@ -53,7 +53,7 @@ def by_definition(window: list[Token]) -> tuple[list[int], list[int], list[float
 
 
 def documents(layout: Layout) -> st.SearchStrategy[list[list[Token]]]:
-    """Documents, the first of which may have lost its beginning, as windows do."""
+    """Draw documents, the first of which may lack its beginning, as in a window."""
     ids = st.one_of(st.integers(0, 9), st.just(layout.vocabulary - 1))
     token = st.tuples(ids, st.integers(0, 1))
     document = st.lists(token, min_size=1, max_size=9)
@@ -74,7 +74,7 @@ def test_samples_are_those_of_the_definition(
     layout: Layout, weighted: bool, data: st.DataObject, length: int
 ) -> None:
     tokens = [token for document in data.draw(documents(layout)) for token in document]
-    tokens.append((1, 0, 1))  # a loss bit somewhere
+    tokens.append((1, 0, 1))  # one loss bit somewhere
     with tempfile.TemporaryDirectory() as folder:
         path = save(Path(folder) / "a.npy", tokens, layout)
         samples = Packed(path, length, layout=layout, position_weighting=weighted)
@@ -94,7 +94,7 @@ def test_samples_are_those_of_the_definition(
 
 
 def test_a_small_window_worked_by_hand(tmp_path: Path) -> None:
-    """A document that goes on, one whose second token does not count, one of a single token."""
+    """A continued document, one whose second token does not count, and one with a single token."""
     tokens = [(5, 7, 1), (6, 8, 1), (7, 0, 1), (8, 1, 0), (9, 2, 1), (3, 0, 1), (4, 0, 1)]
     path = save(tmp_path / "a.npy", tokens)
     sample = Packed(path, 6, position_weighting=True)[0]
@@ -108,7 +108,7 @@ def test_a_small_window_worked_by_hand(tmp_path: Path) -> None:
 def test_windows_do_not_cross_files_which_come_sorted(tmp_path: Path) -> None:
     save(tmp_path / "b.npy", row(11, 100))
     save(tmp_path / "a.npy", row(7))
-    save(tmp_path / "c.npy", row(3, 200))  # too short for a window
+    save(tmp_path / "c.npy", row(3, 200))  # shorter than a window
     (tmp_path / "a.npy.size").write_text("7\n")
     samples = Packed(f"{tmp_path}/*", 4)
     firsts = [samples[index].inputs.tolist() for index in range(len(samples))]
@@ -162,7 +162,7 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_data_without_any_loss_bit_is_refused(tmp_path: Path) -> None:
-    np.arange(100, dtype="<i4").tofile(tmp_path / "plain")  # ids as they are
+    np.arange(100, dtype="<i4").tofile(tmp_path / "plain")  # unwrapped ids
     with pytest.raises(RequestError, match="no loss bit"):
         Packed(f"{tmp_path}/plain", 4)
 
@@ -170,7 +170,7 @@ def test_data_without_any_loss_bit_is_refused(tmp_path: Path) -> None:
 def test_ids_beyond_the_vocabulary_are_reported_by_file_and_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the beginning of any file before training, further on when they are read."""
+    """At the beginning of any file they are found before training, further on while reading."""
     save(tmp_path / "0", row(30))
     tokens = row(30)
     tokens[17] = (400, 17, 1)

@@ -129,7 +129,7 @@ def test_workers_end_with_a_run_that_is_asked_to_stop_or_killed(tmp_path: Path) 
             wait_for(lambda save=save: steps(save), process)  # type: ignore[misc]
             below = descendants(process.pid)
             assert below
-            # As a scheduler does: to all processes of the job.
+            # As a scheduler does, signal all processes of the job.
             for pid in (*below, process.pid) if number == signal.SIGTERM else (process.pid,):
                 os.kill(pid, number)
             process.communicate(timeout=300)

@@ -1,4 +1,4 @@
-"""Copies of data at a URL: they are what is there now; file:// stands for s3://."""
+"""Copies of data at a URL follow what is there now; file:// stands in for s3://."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training.errors import RequestError, TrainingError
 
 
 def copied(there: Path, cache: Path) -> dict[str, str]:
-    """Copy a folder; what the copies are then, by name."""
+    """Copy a folder; returns the contents of the copies, by name."""
     remote._copy(f"file://{there}", cache, "dataset_path")
     return {str(one.relative_to(cache)): one.read_text() for one in cache.rglob("*.json")}
 
@@ -78,7 +78,7 @@ def test_parts_of_files_are_of_one_process_and_go_after_a_day(tmp_path: Path) ->
     there.mkdir()
     cache.mkdir()
     (there / "a.json").write_text("whole")
-    mine = cache / f".a.json.{os.getpid()}.partial"  # of a process of this number in a container
+    mine = cache / f".a.json.{os.getpid()}.partial"  # from a container's process of this number
     old = cache / ".a.json.1.partial"
     for part in (mine, old):
         part.write_text("part")
@@ -99,7 +99,7 @@ def test_one_file_is_copied_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_pattern_of_names_means_the_copies_too(tmp_path: Path) -> None:
-    """Lines of other names than *.json are read by it, at a URL as in a folder."""
+    """It also finds lines whose names are not *.json, at a URL as in a folder."""
     there = tmp_path / "there"
     there.mkdir()
     line = json.dumps({"input_ids": list(range(9)), "attention_mask": [1] * 9})

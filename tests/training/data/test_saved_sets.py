@@ -1,4 +1,4 @@
-"""Sets on disk as texts, and what is tokenized already: what can be read of it, and what is not."""
+"""Sets on disk as texts, and already tokenized ones: which can be read, and which cannot."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_set_on_disk_without_rows_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_part_of_a_split_that_was_saved_is_read(tmp_path: Path, part: str, split: str) -> None:
-    """The library notes the part in the place of a name, which can be asked for by no option."""
+    """The library records the part as the split's name, which no option can ask for."""
     source = write(tmp_path / "mine", "train.jsonl", "validation.jsonl", rows=6)
     some = datasets.load_dataset(str(source), split=part)
     some.save_to_disk(str(tmp_path / "set"))

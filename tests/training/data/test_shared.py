@@ -1,4 +1,4 @@
-"""One rank looks at the files, each opens what it reads; how maps are read in random order."""
+"""One rank inspects the files, each opens what it reads; how maps are read in random order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READER = ("-m", "tests.training.support.opened_files")
 
 
 def write(folder: Path, kind: str) -> str:
-    """Write a set of FILES files; the dataset_path that reads it."""
+    """Write a set of FILES files; returns the dataset_path that reads it."""
     folder.mkdir()
     names = [f"{number:02}" for number in range(FILES)]
     texts = [f"{name} the quick brown fox jumps over the lazy dog " * 9 for name in names]
@@ -62,9 +62,9 @@ def write(folder: Path, kind: str) -> str:
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_each_rank_opens_what_it_reads(tmp_path: Path, ranks: int) -> None:
-    """The first one looks at all files, the others at none; the batches are those without that."""
+    """Only the first rank looks at all files; the batches are as if each rank did."""
     paths = [write(tmp_path / kind.replace(" ", "_"), kind) for kind in KINDS]
-    open_samples(paths[KINDS.index("lines")], 16, "dataset_path", 256, 0)  # converts
+    open_samples(paths[KINDS.index("lines")], 16, "dataset_path", 256, 0)  # convert them
     done = run(ranks, str(tmp_path), *paths, program=READER)
     assert done.returncode == 0, done.stderr
     for rank in range(ranks):
@@ -73,7 +73,7 @@ def test_each_rank_opens_what_it_reads(tmp_path: Path, ranks: int) -> None:
             case = f"rank {rank}, {kind}: {one}"
             assert one["equal"] and one["same"], case
             assert len(one["at_start"]) >= FILES if rank == 0 else not one["at_start"], case
-            # A sequence can begin in one file and end in the next.
+            # A sequence may start in one file and end in the next.
             assert len(one["while_reading"]) <= 2 * BATCH * BATCHES, case
             assert one["while_reading"] or rank == 0, case
 
@@ -125,16 +125,16 @@ def test_a_node_that_has_another_file_says_so_when_it_opens_it(tmp_path: Path) -
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """A folder on the checkout's own disk: the one for temporary files may lie in memory."""
+    """A folder on the checkout's own disk, as the temporary one may lie in memory."""
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
         yield Path(folder)
 
 
 def read_of(path: Path, samples: Samples, numbers: list[int]) -> int:
-    """Read samples of a file that is in no memory; the bytes that came into memory."""
+    """Read samples of a file that is not in memory; returns the bytes brought into memory."""
     samples = pickle.loads(pickle.dumps(samples))
-    gc.collect()  # what is mapped cannot be forgotten
+    gc.collect()  # mapped pages cannot be dropped
     page_cache.forget(path)
     size = path.stat().st_size
     assert page_cache.share(path, 0, size) < 0.01, "this file system keeps what it is to forget"
@@ -147,7 +147,7 @@ def read_of(path: Path, samples: Samples, numbers: list[int]) -> int:
 def test_a_large_set_in_random_order_is_not_read_ahead(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is read is what is asked for and the rest of its pages; a small set is read ahead."""
+    """Only the requested pages are read; a small set is read ahead."""
     path = disk / "a.npy"
     with PackedWriter(path) as file:
         for _ in range(500):

@@ -88,7 +88,7 @@ NEURON = ("-m", "training.mamba2_neuron")
 def test_texts_that_are_given_as_tokens_are_answered_with_what_to_write(
     tmp_path: Path, flag: str, is_folder: bool
 ) -> None:
-    """The command of the answer makes what is trained on then."""
+    """Following the answer's command makes data to train on."""
     folder = tmp_path / "my texts"
     folder.mkdir()
     rows = [json.dumps({"text": f"{n} is not {n + 1}. " * 9}) for n in range(90)]

@@ -1,4 +1,4 @@
-"""Local folders by split: what datasets.load_dataset makes of a folder, and never two at once."""
+"""Local folders by split: as datasets.load_dataset reads them, and never two splits together."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ configs:
 
 @pytest.fixture(autouse=True, scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of datasets that is not the user's, and no hub."""
+    """A cache of datasets other than the user's, and no hub."""
     patch = pytest.MonkeyPatch()
     folder = tmp_path_factory.mktemp("cache")
     patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
@@ -79,7 +79,7 @@ def packed(name: str, content: bytes) -> bytes:
 
 
 def write(folder: Path, *names: str, rows: int = 3) -> Path:
-    """Write files of a few documents, each with a text that tells where it is."""
+    """Write files of a few documents, each with a text that says where it is."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def test_a_folder_has_the_splits_that_the_library_finds(tmp_path: Path, layout: 
     found = find(str(folder))
     assert set(found.splits) == set(right)
     for split in found.splits:
-        # The library reads what two of its patterns match twice; here each text is read once.
+        # The library reads a file twice if two of its patterns match; here each text is read once.
         expected = list(dict.fromkeys(right[split]["text"]))
         assert found.load(split)["text"][:] == expected
         assert streamed(str(folder), split) == expected
@@ -160,7 +160,7 @@ def test_a_link_to_a_folder_is_read_without_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?"])
 def test_a_folder_whose_name_has_signs_of_patterns_is_refused(tmp_path: Path, name: str) -> None:
-    """The library would read those of its neighbours that match."""
+    """The library would read neighboring files that match."""
     write(tmp_path / name, "x.jsonl")
     write(tmp_path / "ab", "y.jsonl")
     with pytest.raises(RequestError, match="has a sign of patterns") as raised:
@@ -305,7 +305,7 @@ def test_a_split_that_is_not_there_is_refused_with_those_that_are(
     assert open_feed(config(dataset_path=f"stream:{tmp_path}/a.jsonl,plain/a.jsonl"), 0, 1)
     with pytest.raises(RequestError, match=r"are files of several splits, as .*train.jsonl and "):
         open_feed(config(dataset_path=f"stream:{tmp_path}/train.jsonl,validation.jsonl"), 0, 1)
-    for name in ("train-stations.txt", "test-drive.txt"):  # documents, by their titles
+    for name in ("train-stations.txt", "test-drive.txt"):  # documents with such titles
         write(tmp_path / "texts", name)
     assert open_feed(config(dataset_path=f"stream:{tmp_path}/texts/*.txt"), 0, 1)
 
@@ -324,7 +324,7 @@ def test_a_split_is_read_once_an_epoch_and_gone_on_with(
 
 
 def test_files_with_commas_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name or pattern, in the order that is asked for, each once; all have to be there."""
+    """They are names or patterns, read once each in the given order; all must exist."""
     folder = write(tmp_path / "mine", "b,c.jsonl", "x/a.jsonl", "y/one.jsonl", "y/two.jsonl")
     y, a = f"{folder}/y/*.jsonl", f"{folder}/x/a.jsonl"
     files = [f"{folder}/y/one.jsonl", f"{folder}/y/two.jsonl", a]
@@ -347,7 +347,7 @@ def test_files_with_commas_between(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_file_is_read_by_its_name_whatever_that_means_as_a_pattern(tmp_path: Path) -> None:
-    """Not the neighbour that matches, and not none."""
+    """Neither the neighbor that matches is read, nor nothing."""
     for kind in ("jsonl", "txt"):
         file, folder = f"{tmp_path}/part[1].{kind}", write(tmp_path, f"part[1].{kind}")
         write(folder, f"part1.{kind}")

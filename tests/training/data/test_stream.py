@@ -1,4 +1,4 @@
-"""`stream:`: every document once an epoch, one order for any split of a step, exact resumption."""
+"""`stream:`: every document once per epoch, one order for any split of a step, exact resumption."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ BYTES = "--tokenizer=bytes"
 LENGTH = 16
 END = "|"
 EARLIER = ["f887bbf74172cfd520210dc0fb1b71b3", "40a3a76c1ace6c73bfecc7e0a219972c"]
-"""Fingerprints of two files before they knew what ends a text, and before they knew sizes."""
+"""Fingerprints of two files before they included the text's end, and before they included sizes."""
 
 
 def documents(file: int, count: int) -> list[str]:
-    """Texts that tell where they are from, of all kinds of lengths."""
+    """Make texts that say where they are from, of all kinds of lengths."""
     return [f"<{file}.{number}{'-' * (number * 7 % 40)}>" for number in range(count)]
 
 
@@ -60,7 +60,7 @@ def config(data: DataConfig, **run: Any) -> Config:
 
 
 def rows(feeds: list[DataFeed], steps: int) -> list[list[list[int]]]:
-    """The sequences of so many steps, each in the order of its batches and ranks."""
+    """Return the sequences of `steps` steps, each in the order of its batches and ranks."""
     found = []
     for _ in range(steps):
         step = []
@@ -72,7 +72,7 @@ def rows(feeds: list[DataFeed], steps: int) -> list[list[list[int]]]:
 
 
 def state_of(feeds: list[DataFeed]) -> dict[str, Any]:
-    """What a checkpoint of all ranks holds, read from its file again."""
+    """Return the checkpoint of all ranks, read back from its file."""
     shown: list[Any] = []
     for one in feeds:
         one.state(lambda mine: shown.append(mine) or [mine])  # type: ignore[func-returns-value]
@@ -81,7 +81,7 @@ def state_of(feeds: list[DataFeed]) -> dict[str, Any]:
 
 
 def texts(path: str, *, batch: int = 4, **more: Any) -> list[str]:
-    """What each lane reads in one epoch."""
+    """Return what each lane reads in one epoch."""
     one = feed(path, batch=batch, epochs=1, **more)
     lanes = [""] * batch
     while not (part := one.next_rows(range(batch))).spent:
@@ -96,7 +96,7 @@ def texts(path: str, *, batch: int = 4, **more: Any) -> list[str]:
 def test_opening_one_of_many_files_does_not_take_looking_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library's list of files is split by the root of their number, twice, for each."""
+    """The library splits its list of files by the square root of their number, twice for each."""
     from datasets import iterable_dataset
 
     count = 100
@@ -153,7 +153,7 @@ def test_another_split_goes_on_exactly_and_another_step_says_what_it_does(tmp_pa
     two = [feed(path, rank, 2, 2) for rank in range(2)]
     rows(two, 17)
     one = feed(path)
-    for part in two:  # as after a restart: each rank knows where the lanes of all stood
+    for part in two:  # as after a restart: each rank knows every lane's position
         assert part.resume(state_of(two)) is None
     assert one.resume(state_of(two)) is None
     assert rows([one], 9) == rows(two, 9)

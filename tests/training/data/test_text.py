@@ -1,4 +1,4 @@
-"""`text:GLOB`: every window once an epoch, one order for any number of ranks, exact resumption."""
+"""`text:GLOB`: every window once per epoch, one order for any number of ranks, exact resumption."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def test_the_number_of_ranks_changes_nothing_but_who_reads(pattern: str, world_s
 
 def test_resuming_goes_on_exactly_also_on_other_ranks(pattern: str) -> None:
     data = open_text(pattern, batch_size=4)
-    rows(data, 7)  # in the second epoch
+    rows(data, 7)  # into the second epoch
     state = data.state()
     assert state["epoch"] == 1 and state["position"] == 28 - 21
     again = [open_text(pattern, rank, 2, 2) for rank in range(2)]

@@ -41,7 +41,7 @@ def texts() -> list[str]:
 
 
 def expected(place: Path, texts: list[str], seq_len: int, end: bool = True) -> list[list[int]]:
-    """What the rows are, by the library alone."""
+    """Return the rows made by the library alone."""
     made = tokenizers.Tokenizer.from_file(str(place / "bpe" / "tokenizer.json"))
     made.no_truncation()
     last = [made.token_to_id(END)] if end else []
@@ -134,7 +134,7 @@ def test_texts_longer_than_a_piece_are_cut_after_lines(
 def test_a_tokenizer_that_begins_texts_with_a_blank_does_so_once_a_text(
     tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of Llama 2 and Mistral do."""
+    """Tokenizers of Llama 2 and Mistral do that."""
     lines = [f"{' ' * (n % 3)}line {n}, and {'more ' * (n % 5)}words" for n in range(300)]
     text = "\n".join(lines)
     made = tokenizers.Tokenizer(
@@ -194,7 +194,7 @@ def test_files_at_urls_are_tokenized(
 def test_paths_may_begin_with_the_home_folder(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shell leaves --name=~/x as it is."""
+    """A shell does not expand --name=~/x."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bpe").symlink_to(place / "bpe")
@@ -317,7 +317,7 @@ def test_a_tokenizer_may_state_that_it_has_no_limit(place: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("texts", [1, 3000])
 def test_a_text_that_is_not_in_utf_8_is_named(place: Path, tmp_path: Path, texts: int) -> None:
-    """The library's reader of JSON takes it as it is, and Python does not read it."""
+    """The library's JSON reader accepts it, but Python cannot read it."""
     lines = [b'{"text": "%s"}' % (b"a" * 200)] * texts
     lines[-1] = b'{"text": "caf\xe9 au lait"}'
     (tmp_path / "latin.jsonl").write_bytes(b"\n".join(lines))
@@ -361,7 +361,7 @@ def test_files_of_parquet_have_the_same_columns(tmp_path: Path) -> None:
 
 
 def test_files_of_json_may_have_other_columns_beside_the_text(tmp_path: Path) -> None:
-    """As notes on where each is from; the library takes those of the first file for all."""
+    """For example notes on their origin; the library takes the first file's columns for all."""
     folder = tmp_path / "many"
     folder.mkdir()
     notes: list[dict[str, object]] = [

@@ -1,4 +1,4 @@
-"""Tokenizing that is killed goes on to the same bytes, and never with another request's work."""
+"""Tokenizing that is killed resumes to the same bytes, and never with another request's work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(place: Path, tmp_path
     target, work = tmp_path / "set", tmp_path / ".set.tokenizing"
     flags = (f"--dataset={tmp_path}/data", f"--save_path={target}", "--seq_len=256")
     draw = random.Random()
-    for moment in (0, 2, 6):  # shards that are done
+    for moment in (0, 2, 6):  # completed shards
         argv = command(place, *flags, f"--num_proc={draw.choice((1, 2))}")
         process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL, text=True)
         wait_for(partial(shards_done, work, moment), process)
@@ -184,7 +184,7 @@ def test_begun_work_does_not_go_on_with_another_column_or_end_of_text(
 
 
 def begin(place: Path, data: object, target: Path) -> None:
-    """Make a set as far as a run that is killed after its last shard."""
+    """Make a set as far as a run that was killed after its last shard."""
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Texts in .zst: all frames of a file are read, and one that is cut off is refused."""
+"""Texts in .zst: all frames of a file are read, and a truncated file is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTENTS = {
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache of datasets that is not the user's."""
+    """A cache of datasets other than the user's."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     yield

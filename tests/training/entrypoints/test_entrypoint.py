@@ -1,4 +1,4 @@
-"""What the entry points share: how a failure is reported, and what it makes of the exit code."""
+"""What the entry points share: how a failure is reported, and the exit code for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fail(said: str) -> int:
 def test_a_rank_that_lost_another_says_so_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What happened is reported by the one that failed."""
+    """The cause is reported by the rank that failed."""
     monkeypatch.setenv("RANK", "3")
     assert exit_code(lambda: fail(SAID)) == 1
     assert capsys.readouterr().err == (

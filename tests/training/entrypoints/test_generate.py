@@ -1,4 +1,4 @@
-"""Text from a model: the same as the full forward says, streamed, in memory that does not grow."""
+"""Text from a model: equal to the full forward pass, streamed, in constant memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FAMILIES: dict[str, models.Sizes] = {
 
 
 def made(sizes: models.Sizes) -> LanguageModel:
-    """A model whose matrices are large, so that tokens before change what follows."""
+    """Make a model with large matrices, so that earlier tokens affect later ones."""
     model = models.build(sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -58,7 +58,7 @@ def made(sizes: models.Sizes) -> LanguageModel:
 
 
 def folder_of(sizes: models.Sizes, folder: Path) -> Path:
-    """A folder of weights of ours."""
+    """Write a folder of weights in our format."""
     folder.mkdir()
     held = {n: p.clone() for n, p in made(sizes).named_parameters()}
     save_file(held, str(folder / "model.safetensors"))
@@ -78,13 +78,13 @@ def greedy(size: int = 256) -> Any:
 def following(
     model: LanguageModel, prompt: list[int], count: int, pick: Any, ends: Any = ()
 ) -> list[int]:
-    """The tokens that follow one prompt."""
+    """Return the tokens that follow one prompt."""
     made = decode.generate(model, [prompt], count, [pick], ends)
     return [token for (token,) in made if token is not None]
 
 
 def text_of(*words: Any) -> str:
-    """Run the entry point from outside; what it wrote."""
+    """Run the entry point from outside; returns its output."""
     done = subprocess.run(
         [sys.executable, "-m", "training.generate", *map(str, words)],
         cwd=ROOT,
@@ -138,7 +138,7 @@ def shares(temperature: float, top_k: int, top_p: float, logits: Tensor = LOGITS
         (1, 0, 1.0, [0.1, 0.4, 0.2, 0.3]),
         (1, 2, 1.0, [0, 4 / 7, 0, 3 / 7]),
         (1, 99, 1.0, [0.1, 0.4, 0.2, 0.3]),
-        (1, 0, 0.7, [0, 4 / 7, 0, 3 / 7]),  # the first two have 0.7 together
+        (1, 0, 0.7, [0, 4 / 7, 0, 3 / 7]),  # the first two add up to 0.7
         (1, 0, 0.71, [0, 4 / 9, 2 / 9, 3 / 9]),
         (1, 0, 1e-9, [0, 1, 0, 0]),
         (1, 3, 0.5, [0, 4 / 7, 0, 3 / 7]),  # of the three left, the first has 4/9
@@ -177,7 +177,7 @@ def test_bytes_come_out_as_whole_characters() -> None:
 
 
 def tokenizer(folder: Path, kind: str) -> Path:
-    """A tokenizer.json, learned from a line of text."""
+    """Write a tokenizer.json trained on a line of text."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
     from tokenizers import models as kinds
 
@@ -200,7 +200,7 @@ def tokenizer(folder: Path, kind: str) -> Path:
         vocab_size=400, initial_alphabet=first, special_tokens=special, show_progress=False
     )
     made.train_from_iterator(["the quick fox jumps over the lazy dog, and it rains"], trainer)
-    if kind == "metaspace":  # bytes are text, and only the end is special
+    if kind == "metaspace":  # bytes are text, so only the end is special
         held = json.loads(made.to_str())
         held["added_tokens"] = held["added_tokens"][:1]
         made = Tokenizer.from_str(json.dumps(held))
@@ -333,7 +333,7 @@ def test_a_tokenizer_that_cannot_be_read(
 
 @pytest.mark.processes
 def test_a_trained_run_from_the_command_line(tmp_path: Path, capsys: Any) -> None:
-    """What it has learned is seen: nearly all that it writes is words of the text it read."""
+    """Its training shows: nearly all the output consists of words of the text it read."""
     run = tmp_path / "run"
     data = write_text(tmp_path / "text")
     train(run, data, 0, 8, 30, "--seq_length=32", "--learning_rate=1e-2")
@@ -352,7 +352,7 @@ def test_a_trained_run_from_the_command_line(tmp_path: Path, capsys: Any) -> Non
 
 @pytest.mark.processes
 def test_a_reader_that_has_seen_enough(mamba: Path) -> None:
-    """As `| head -c 5` does: the pipe is closed while it is written to."""
+    """As with `| head -c 5`: the pipe is closed while being written to."""
     with subprocess.Popen(
         [sys.executable, "-m", "training.generate", str(mamba), "--prompt=x"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Many prompts at once, the end of a text, and greedy text that is transformers' token by token."""
+"""Many prompts at once, the end of a text, and greedy text equal to transformers', by token."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **{**HEADS, "layers_block_type": ["mamba", "mlp", "attention", "mamba"]},
             **{"head_dim": 8, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8},
-            # Transformers forgets it for tokens that are generated one at a time.
+            # Transformers ignores it for tokens that are generated one at a time.
             **{"n_groups": 2, "chunk_size": 8, "time_step_min": 1e-9},
         },
     ),
-    # Both go beyond the first context while the text is made.
+    # Both exceed the first context while generating.
     "dynamic": (
         "llama",
         {
@@ -91,7 +91,7 @@ PROMPTS = (
 
 
 def saved(name: str, folder: Path) -> Any:
-    """A model of transformers in a folder, whose matrices are large."""
+    """Save a transformers model with large matrices in a folder; returns it."""
     family, settings = CONFIGS[name]
     torch.manual_seed(1)
     none = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
@@ -105,12 +105,12 @@ def saved(name: str, folder: Path) -> Any:
 
 
 def theirs(model: Any, prompt: list[int], count: int, eos: int | None = None) -> list[int]:
-    """Generate greedily by transformers, without the end."""
+    """Generate greedily with transformers, without the end token."""
     settings = transformers.GenerationConfig(
         max_new_tokens=count, do_sample=False, eos_token_id=eos, pad_token_id=0
     )
     ids = torch.tensor([prompt])  # (1, l)
-    # A copy: of dynamic angles a model keeps those of the longest text that it has seen.
+    # Copy it, as a model keeps dynamic angles for the longest text that it has seen.
     model = copy.deepcopy(model)
     out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
     found: list[int] = out[0, len(prompt) :].tolist()
@@ -121,7 +121,7 @@ def theirs(model: Any, prompt: list[int], count: int, eos: int | None = None) ->
 def test_greedy_text_is_transformers_own(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And stops where that does; the prompt is read in pieces where that changes nothing."""
+    """It also stops at the same place; the prompt is read in pieces if that changes nothing."""
     monkeypatch.setattr(decode, "AT_ONCE", 5)
     model = saved(name, tmp_path / "hf")
     here = load(Source.open("hf", tmp_path / "hf"), torch.device("cpu"), torch.float32)
@@ -158,7 +158,7 @@ def test_each_text_is_what_its_prompt_gives_alone(
         prompt: written(capsys, folder, f"--prompt={prompt}", *flags).removesuffix("\n")
         for prompt in PROMPTS
     }
-    assert len(set(alone.values())) == len(PROMPTS) - 1  # one is there twice
+    assert len(set(alone.values())) == len(PROMPTS) - 1  # one occurs twice
     for batch in ("--batch-size=2", "--batch-size=8"):
         found = lines_of(written(capsys, folder, f"--prompts={file}", batch, *flags))
         assert [line["prompt"] for line in found] == list(PROMPTS)
@@ -169,7 +169,7 @@ def test_each_text_of_a_batch_ends_by_itself() -> None:
     here = made(FAMILIES["mamba"])
     prompts = [list(b"the quick"), list(b"lazy dogs"), list(b"it rained")]
     free = [following(here, prompt, 20, greedy()) for prompt in prompts]
-    ends = {max(set(tokens), key=tokens.index) for tokens in free[:2]}  # the last to come first
+    ends = {max(set(tokens), key=tokens.index) for tokens in free[:2]}  # the latest to occur first
     stops = [next((at for at, token in enumerate(tokens) if token in ends), 20) for tokens in free]
     assert min(stops) > 0 and len(set(stops)) > 1
     steps = list(decode.generate(here, prompts, 20, [greedy()] * 3, ends))
@@ -178,14 +178,14 @@ def test_each_text_of_a_batch_ends_by_itself() -> None:
 
 
 def cut_short(folder: Path, capsys: Any, whole: str) -> str:
-    """What is written once the folder states an end; it is the start of the whole text."""
+    """Return the output once the folder states an end; it must be a prefix of the whole text."""
     text = written(capsys, folder, "--prompt=the dog", "--max-new-tokens=30", "--temperature=0")
     assert whole.startswith(text.removesuffix("\n")) and len(text) < len(whole)
     return text
 
 
 def test_where_the_end_is_stated(tmp_path: Path, capsys: Any) -> None:
-    """By generation_config.json, else config.json, else the tokenizer's files, as transformers."""
+    """By generation_config.json, else config.json, else the tokenizer's files: as transformers."""
     sizes = models.LlamaConfig(
         d_model=32, n_layer=2, vocab_size=300, n_head=4, n_kv_head=2, d_ff=48, context=64
     )
@@ -218,7 +218,7 @@ def test_where_the_end_is_stated(tmp_path: Path, capsys: Any) -> None:
 
 @pytest.mark.parametrize("of_file", ["truncation", "padding", "end"])
 def test_a_prompt_is_the_tokens_that_training_would_read(of_file: str, tmp_path: Path) -> None:
-    """With the tokenizer's beginning, and without what its file says of cutting and ending."""
+    """Add the tokenizer's start token, but ignore its settings for truncation and end tokens."""
     import tokenizers
 
     path = tokenizer(tmp_path, "byte level")
@@ -242,7 +242,7 @@ def test_a_prompt_is_the_tokens_that_training_would_read(of_file: str, tmp_path:
 
 
 def test_a_mark_of_utf_8_at_the_beginning_of_a_file_is_no_part_of_a_prompt(tmp_path: Path) -> None:
-    """Editors of Windows write one."""
+    """Windows editors write one."""
     file = tmp_path / "prompts.txt"
     file.write_bytes("über\r\nthe quick\n".encode("utf-8-sig"))
     assert read_prompts(file) == ["über", "the quick"]

@@ -1,4 +1,4 @@
-"""Text from a run's folder: what lies in it, and how it may be named."""
+"""Text from a run's folder: its contents, and the ways to name it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_end_that_is_stated_in_the_folder_of_a_run(run: Path, capsys: Any) ->
 
 
 def test_a_prompt_that_is_no_text(run: Path, tmp_path: Path, capsys: Any) -> None:
-    """As the shell hands over a byte that is no character."""
+    """The shell passes on a byte that is not a character in this form."""
     path = tokenizer(tmp_path, "byte level")
     words = [str(run), "--prompt=caf\udce9", f"--tokenizer={path}"]
     assert run_command(write, words) == 2

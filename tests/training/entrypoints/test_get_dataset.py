@@ -1,4 +1,4 @@
-"""The data that a launcher trains on by default is made where it looks, and as it is read."""
+"""A launcher's default data is made where the launcher looks, in the form that it reads."""
 
 from __future__ import annotations
 

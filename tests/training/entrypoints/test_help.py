@@ -1,4 +1,4 @@
-"""`--help` of everything in training that can be started: quick, of 80 columns, and in order."""
+"""`--help` of every program in training: quick, within 80 columns, and in order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 
 @cache
 def helped(folder: Path) -> dict[str, subprocess.CompletedProcess[str]]:
-    """Ask all of them, by a python that has no torch where it was not needed."""
+    """Run all of them, with a python that has no torch where it was not needed."""
     (folder / "sitecustomize.py").write_text(WITHOUT_TORCH)
 
     def ask(program: str) -> subprocess.CompletedProcess[str]:
@@ -73,7 +73,7 @@ def test_every_program_tells_what_it_does(program: str, folder: Path) -> None:
 
 
 def groups(text: str) -> dict[str, list[str]]:
-    """The flags of each group."""
+    """Return the flags of each group."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.endswith(":") and not line.startswith(" "):
@@ -88,7 +88,7 @@ def groups(text: str) -> dict[str, list[str]]:
 def test_training_shows_its_flags_in_groups_the_most_used_first(program: str, folder: Path) -> None:
     text = helped(folder)[program].stdout
     found = groups(text[text.index("most used:") :])
-    assert next(iter(found)) == "most used" and len(found["most used"]) == 11  # and help
+    assert next(iter(found)) == "most used" and len(found["most used"]) == 11  # with help
     for title in ("data", "optimizer", "learning rate", "parallelism and memory"):
         assert len(found[title]) > 1, title
     flags = [name for names in found.values() for name in names]

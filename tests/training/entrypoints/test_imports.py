@@ -1,4 +1,4 @@
-"""Which modules an entry point and a run import: each start waits for all of them."""
+"""The modules that an entry point and a run import: each start waits for all of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CONFIGURED = """
 from training import launch, llama_fsdp, llama_smp, mamba2_neuron, mamba_composer, mamba_fsdp
 mamba_fsdp.configure(["--dataset_path=synthetic", "--save_ckpt_path=/nowhere", "--num_steps=1"])
 """
-BUILT = "import training.trainer.run"  # all that every run has
-# What only some runs need, for loggers, data or system: each takes a tenth of a second or more.
+BUILT = "import training.trainer.run"  # what every run has
+# What only some runs need, for loggers, data or a system: each takes a tenth of a second or more.
 OF_SOME = {
     *("composer", "datasets", "fsspec", "matplotlib", "neuronx_distributed", "pandas", "s3fs"),
     *("tensorboard", "tokenizers", "torch_xla", "torch._dynamo", "transformers", "triton", "wandb"),
@@ -26,7 +26,7 @@ OF_SOME = {
 
 
 def loaded(code: str) -> set[str]:
-    """The modules that a fresh process has imported when it has run some code."""
+    """Return the modules that a fresh process has imported after running some code."""
     code += "\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -36,7 +36,7 @@ def loaded(code: str) -> set[str]:
 
 def test_a_configuration_takes_nothing_but_yaml() -> None:
     found = {name.partition(".")[0] for name in loaded(CONFIGURED) - loaded("")}
-    ours = {"training", "__mp_main__"}  # the second is multiprocessing's name of the program
+    ours = {"training", "__mp_main__"}  # the second is multiprocessing's name for the program
     assert found - sys.stdlib_module_names <= {*ours, "yaml", "_yaml"}
 
 

@@ -1,4 +1,4 @@
-"""llama_fsdp for Llama, Mixtral, Mistral, GPT-NeoX: the system's flags, meant as it means them."""
+"""llama_fsdp for Llama, Mixtral, Mistral, GPT-NeoX: the system's flags, with the same meaning."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_the_published_command_line() -> None:
     config = configure(PUBLISHED)
     with torch.device("meta"):
         model = models.build(config.model.sizes)
-    # What the system logs: its vocabulary is 50432 where the launcher gives none.
+    # As the system logs: its vocabulary is 50432 if the launcher gives none.
     assert sum(one.numel() for one in model.parameters()) == 6_889_410_560
     data, run_, optim = config.data, config.run, config.optim
     assert (data.dataset_path, data.eval_dataset_path) == ("stream:allenai/c4",) * 2
@@ -169,7 +169,7 @@ def test_errors_of_the_run_use_the_names_of_its_flags(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("model_type", ["llama_v2", "mixtral", "mistral", "gpt_neox"])
 def test_the_published_command_line_scaled_down(tmp_path: Path, model_type: str) -> None:
-    """Two processes, streamed text; stopped halfway by its steps, it goes on by itself."""
+    """Two processes with streamed text; stopped halfway by num_steps, it resumes by itself."""
     for name, documents in (("train", range(400)), ("held", range(400, 440))):
         lines = [json.dumps({"text": f"{n} is not {n + 1}, nor {n * n}. " * 4}) for n in documents]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))

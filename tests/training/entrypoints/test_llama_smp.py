@@ -1,4 +1,4 @@
-"""The entry point for SMP v2: its program's flags, each honoured or refused by name."""
+"""The entry point for SMP v2: its program's flags, each honored or refused by name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_launchers_command_line() -> None:
 
 
 def test_data_beside_made_up_data_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """The system's launcher has both; somebody who has named data may not mean noise."""
+    """The system's launcher has both; somebody who has named data may not want noise."""
     with caplog.at_level("INFO", "training"):
         configure(LAUNCHED)
     warning = "WARNING: use_synthetic_data: trains on random tokens, and /fsx/path_to_data is not "
@@ -142,7 +142,7 @@ def test_model_types(flags: Any, kind: Any, sizes: dict[str, Any]) -> None:
         (("--sharding_strategy=_hybrid_shard_zero2", "--shard_degree=4"), "hsdp", 4, False),
         (("--sharding_strategy=full_shard", "--shard_degree=4"), "hsdp", 4, True),
         (("--hybrid_shard_degree=1",), "hsdp", 1, True),
-        # The degree that comes with a size is that of hybrid sharding; others are left as they are.
+        # A size implies the degree of hybrid sharding; other strategies are left as they are.
         (("--model_size=7b",), "hsdp", 8, True),
         (("--model_size=7b", "--sharding_strategy=_hybrid_shard_zero2"), "hsdp", 8, False),
         (("--model_size=7b", "--sharding_strategy=full_shard"), "fsdp", 0, True),
@@ -203,7 +203,7 @@ def test_data(flags: tuple[str, ...], train: str, test: str) -> None:
 def test_what_is_not_said_of_zipped_data_is_seen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, files: list[str], read: str, shown: str
 ) -> None:
-    """A flag counts more; both kinds in a folder may be the same data twice."""
+    """A flag takes precedence; both kinds in a folder may be the same data twice."""
     for name in files:
         (tmp_path / name).touch()
     given = ("--checkpoint_dir=/x", f"--training_dir={tmp_path}")
@@ -251,7 +251,7 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
     (test / "c.json.gz").symlink_to(train / "a.json.gz")
     with pytest.raises(RequestError, match=r"^--test_dir: "):
         configure((*flags, f"--test_dir={test}"))
-    (train / "dataset_dict.json").touch()  # of training and validation
+    (train / "dataset_dict.json").touch()  # for training and validation
     configure((*flags, f"--test_dir={train}", "--dataset_type=hf"))
 
 

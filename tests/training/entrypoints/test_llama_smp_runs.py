@@ -1,4 +1,4 @@
-"""Runs of the entry point for SMP v2 over gloo: spread, resumed, finetuned, written out."""
+"""Runs of the entry point for SMP v2 over gloo: sharded, resumed, finetuned, written out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SYNTHETIC = ("--use_synthetic_data", "1", "--dataset_type", "hf")
 
 
 def train(save: Path, ranks: int, *flags: str, program: Any = ENTRY_POINT) -> str:
-    """Train to the end; what was reported."""
+    """Train to the end; returns the output."""
     done = run(ranks, *MODEL, f"--checkpoint_dir={save}", *flags, program=program)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -52,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, data: tuple[str, ...]) -> Any:
-    """A run that was stopped by its steps and started again, and its two outputs."""
+    """A run that was stopped by num_steps and started again, and both outputs."""
     folder = tmp_path_factory.mktemp("trained")
     flags = (
         *data,
@@ -95,7 +95,7 @@ def test_files_of_the_other_kind_are_named(tmp_path: Path) -> None:
 
 
 def test_zipped_data_and_plain_data_are_the_same(tmp_path: Path) -> None:
-    """The document's words: json needs no flag, json.gz takes --zipped_data 1."""
+    """According to the system's document, json needs no flag, and json.gz needs --zipped_data 1."""
     write_lines(tmp_path / "packed", range(40))
     (tmp_path / "plain").mkdir()
     for file in (tmp_path / "packed").iterdir():
@@ -135,7 +135,7 @@ def test_it_tells_what_the_system_tells(trained: Any) -> None:
 
 
 def test_the_final_model_is_transformers_own(trained: Any, data: tuple[str, ...]) -> None:
-    """Its loss on the held-out lines is the one that the run reported last."""
+    """Its loss on the held-out lines is the last one that the run reported."""
     from transformers import AutoModelForCausalLM
 
     folder, _, again = trained
@@ -171,7 +171,7 @@ def test_a_finished_run_that_is_started_again_ends_well(trained: Any, data: Any)
 def test_finetuning_begins_with_the_pretrained_model(
     tmp_path: Path, trained: Any, data: tuple[str, ...]
 ) -> None:
-    """By its folder, by one file of weights, and by the program's own flag: one first loss."""
+    """By its folder, by one file of weights, and by the program's own flag: the same first loss."""
     from safetensors.torch import load_file
 
     folder = trained[0] / "model"
@@ -199,7 +199,7 @@ def test_finetuning_begins_with_the_pretrained_model(
 
 
 def test_texts_are_tokenized_as_they_are_read(tmp_path: Path) -> None:
-    """With another part of the same set held out."""
+    """Another part of the same set is held out."""
     texts = tmp_path / "texts"
     texts.mkdir()
     for split in ("train", "validation"):
@@ -268,7 +268,7 @@ def test_errors_name_the_flag_that_was_given(
 
 @pytest.mark.fsdp2
 def test_no_loss_depends_on_how_it_is_spread(tmp_path: Path) -> None:
-    """Four processes: ranks that share layers, activations elsewhere; and copies of shards."""
+    """Four processes: ranks that share layers, offloaded activations, and replicated shards."""
     flags = (*SYNTHETIC, "--max_steps=3")
     train(tmp_path / "alone", 0, *flags, "--train_batch_size=4", "--sharding_strategy=no_shard")
     shared = (*flags, "--train_batch_size=2", "--tensor_parallel_degree=2", "--shard_degree=1")

@@ -1,4 +1,4 @@
-"""The entry point for Mamba-2 on Neuron: the system's command lines, on CPUs, of a small size."""
+"""The entry point for Mamba-2 on Neuron: the system's command lines on CPUs, at a small size."""
 
 import json
 import os
@@ -25,13 +25,13 @@ TRY_RUN = (
     *("--vocab_size", "50288", "--warmup_steps", "5", "--batch", "1", "--rmsnorm_across_groups"),
     *("--beta1", "0.9", "--beta2", "0.95", "--weight_decay", "0.1"),
 )
-"""The system's own command line, but for its data."""
+"""The system's own command line, except for its data."""
 SMALL = ("--d_model=64", "--n_layer=2", "--head_dim=16", "--d_state=16", "--n_groups=4")
 
 
 @pytest.fixture(scope="module")
 def tokenized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set as the system's command line makes it."""
+    """A set made with the system's command line."""
     folder = tmp_path_factory.mktemp("data")
     write_text(folder / "texts", size=20_000)
     save = folder / "texts_128"
@@ -46,7 +46,7 @@ def tokenized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(data: Path, save: Path, **changes: str) -> list[str]:
-    """The system's command line at a small size."""
+    """Return the system's command line at a small size."""
     small = {"--data_dir": str(data), "--checkpoint_dir": str(save), "--max_steps": "6"}
     small |= {"--checkpoint_freq": "3", "--vocab_size": "256", "--backend": "gloo", **changes}
     given = list(TRY_RUN)
@@ -80,7 +80,7 @@ def test_the_published_command_line(tokenized: Path) -> None:
 
 @pytest.mark.processes
 def test_the_script_of_several_instances(tokenized: Path) -> None:
-    """What the system's launcher gives for 4 nodes of 32 cores, GBS 1024, MBS 1."""
+    """What the system's launcher passes for 4 nodes of 32 cores, GBS 1024, MBS 1."""
     given = ["--model", "Mamba7B", "--tp", "8", "--data_dir", str(tokenized), "--batch", "1"]
     given += ["--grad_accum_usteps", "64", "--lr", "3e-4", "--warmup_steps", "1500"]
     given += ["--max_steps", "28000", "--checkpoint_freq", "5000", "--use_zero_1", "--use_zero_1"]
@@ -92,7 +92,7 @@ def test_the_script_of_several_instances(tokenized: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.boxes
 def test_it_trains_goes_on_and_is_converted(tokenized: Path, tmp_path: Path) -> None:
-    """With two cores to a layer and two readers; stopped half-way, on one core; the same losses."""
+    """Two cores per layer and two readers; stopped half-way, then on one core: the same losses."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     changes = {"--tp": "2", "--dtype": "float32", "--batch": "1"}
     done = run(4, *asked(tokenized, whole, **changes), program=ENTRY_POINT)
@@ -119,7 +119,7 @@ def test_it_trains_goes_on_and_is_converted(tokenized: Path, tmp_path: Path) -> 
 @pytest.mark.processes
 @pytest.mark.boxes
 def test_two_instances(tokenized: Path, tmp_path: Path) -> None:
-    """The launch of several instances: torchrun on each, which meet at the first one's address."""
+    """Launch as on several instances: torchrun on each, which meet at the first one's address."""
     (port,) = free_ports(1)
     one = {"--tp": "2", "--dtype": "float32", "--max_steps": "2"}
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=7"]

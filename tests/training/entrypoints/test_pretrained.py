@@ -1,4 +1,4 @@
-"""Mamba2ForCausalLM: what transformers' class gives, for every layout, without its library."""
+"""Mamba2ForCausalLM: the same as transformers' class, for every layout, without its library."""
 
 from __future__ import annotations
 

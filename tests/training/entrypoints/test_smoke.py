@@ -91,7 +91,7 @@ def test_every_fault_of_an_image_is_shown(image: Path) -> None:
 
 
 def test_a_build_that_an_index_chose_is_as_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a version whose index did not answer the lock, the build's own suffix is not known."""
+    """If the index did not answer when locking, the build's own suffix is not in the version."""
     monkeypatch.setattr(smoke.metadata, "version", {"cc": "2.16+4a9b", "dist": "0.10"}.get)
 
     def check(**cc: Any) -> str:
@@ -165,7 +165,7 @@ def test_a_resumed_run_repeats_to_the_bit_or_on_a_gpu_nearly(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a GPU kernels of libraries add up in no fixed order."""
+    """On a GPU, library kernels add up in no fixed order."""
 
     def write(folder: Path, losses: list[float]) -> str:
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +194,7 @@ def test_no_image(tmp_path: Path) -> None:
 def test_a_node_whose_gpu_is_not_seen_fails(
     image: Path, monkeypatch: pytest.MonkeyPatch, devices: int
 ) -> None:
-    """On one without a GPU nothing is claimed; no machine of these tests has one."""
+    """On a node without a GPU nothing is claimed; no machine of these tests has one."""
     found = [Path(f"/dev/nvidia{number}") for number in range(devices)]
     monkeypatch.setattr(smoke, "nvidia_devices", lambda: found)
     write_recipe(image, write_text(image / "text"), 0.9)

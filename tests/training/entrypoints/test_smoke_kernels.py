@@ -1,4 +1,4 @@
-"""The smoke test of compiled kernels, with small modules in mamba-ssm's place on the CPU."""
+"""The smoke test of compiled kernels, with small modules in place of mamba-ssm's, on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes a node's program takes for its own, with and without the kernel's lists."""
+"""Which processes a node's program considers its own, with and without the kernel's lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _sleeper() -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize("lists", [True, False])
 def test_all_are_found_whoever_started_them(monkeypatch: pytest.MonkeyPatch, lists: bool) -> None:
-    """Those of a thread that goes on, of one that has ended, and one that has ended itself."""
+    """Children of a live thread, of one that has ended, and one that has itself ended."""
     assert children.KERNEL_LISTS or not lists, "this kernel has no lists: they were not tried"
     monkeypatch.setattr(children, "KERNEL_LISTS", lists)
     before = set(children.own_children())

@@ -1,4 +1,4 @@
-"""What follows a failure, as the table of docs/training/failures.md has it."""
+"""What follows a failure, according to the table of docs/training/failures.md."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_same_containers_are_of_no_use(code: int, obstacle: str, why: str) -
 
 
 def test_the_same_failure_twice_is_not_restarted() -> None:
-    """The same step and exit code, whichever rank it was; also before the first step."""
+    """The same step and exit code, on whichever rank; also before the first step."""
     again = replace(KILLED, rank=0, host="n1")
     verdict = decide(again, [KILLED], BUDGET)
     assert verdict.step is Step.REQUEUE
@@ -77,7 +77,7 @@ def test_each_step_has_its_count() -> None:
     assert decide(KILLED, [], spent) == Verdict(step=Step.REQUEUE, why="of RESTARTS=3 none is left")
     assert decide(KILLED, [], replace(spent, requeued=2)).step is Step.REQUEUE
     end = decide(KILLED, [], replace(spent, requeued=3))
-    # Without their number: the launcher's is larger than the user's after time limits.
+    # The number is not named: the launcher's may exceed the user's after time limits.
     assert end.step is Step.GIVE_UP and end.why.endswith("; of REQUEUES none is left")
     alone = decide(KILLED, [], replace(spent, requeues=None))
     assert alone.step is Step.GIVE_UP and "outside of Slurm" in alone.why
@@ -87,7 +87,7 @@ LOST = Failure(rank=None, code=87, step=8, why="n2 is lost", host="n2", node=1)
 
 
 def test_a_lost_node_is_replaced_as_long_as_there_are_spares() -> None:
-    """Whatever is left of RESTARTS, and though another was lost after the same step."""
+    """Whatever is left of RESTARTS, and even if another was lost after the same step."""
     spent = replace(BUDGET, restarted=3, spares=1)
     for before in ([], [replace(LOST, host="n3", node=2)]):
         assert decide(LOST, before, spent) == Verdict(
@@ -99,7 +99,7 @@ def test_a_lost_node_is_replaced_as_long_as_there_are_spares() -> None:
 
 
 def test_fewer_nodes_go_on_where_that_was_asked_for_and_can_be() -> None:
-    """After the spares, and where a node is lost or has failed twice; the first one never."""
+    """Only after the spares, if a node is lost or has failed twice; never without the first."""
     may = replace(BUDGET, nodes=3, no_fewer="")
     assert decide(LOST, [], replace(may, spares=1)).step is Step.REPLACE
     assert decide(LOST, [], may) == Verdict(
@@ -123,7 +123,7 @@ def test_why_fewer_nodes_do_not_go_on() -> None:
 
 
 def test_a_node_that_fails_twice_is_replaced() -> None:
-    """By what its own ranks did first; without a spare they are restarted as before."""
+    """Only the first failures of its own ranks count; without a spare they restart as before."""
     spared = replace(BUDGET, spares=1)
     first = replace(KILLED, node=1)
     second = replace(first, step=20)
@@ -133,12 +133,12 @@ def test_a_node_that_fails_twice_is_replaced() -> None:
     assert decide(second, [first], BUDGET).step is Step.RESTART
     assert decide(second, [replace(first, host="n3")], spared).step is Step.RESTART
     assert decide(replace(second, node=0), [first], spared).step is Step.RESTART
-    # The same at the same step is not the node's: another would fail alike.
+    # The same failure at the same step is not the node's: it would occur on another one, too.
     assert decide(replace(second, step=8), [first], spared).step is Step.REQUEUE
 
 
 def test_which_failures_count_against_a_node() -> None:
-    """Not a hang, whose node is not known, nor what another node's failure took along."""
+    """Hangs do not, as their node is unknown, nor failures caused by another node's failure."""
     assert worn([KILLED, LOST]) == ["n2"]
     assert worn([KILLED, replace(LOST, host="n3")]) == []
     assert worn([replace(KILLED, code=86)] * 2) == []
@@ -163,7 +163,7 @@ def test_the_page_has_every_step(root: Path) -> None:
 def test_nodes_whose_ranks_have_ended_wait_for_that_of_rank_0(
     monkeypatch: pytest.MonkeyPatch, node: int, hours: int
 ) -> None:
-    """It writes the trained model alone, and srun ends it soon after another node has ended."""
+    """Only rank 0 writes the trained model, and srun would end it soon after another node ended."""
     waited: list[float] = []
     agent = object.__new__(InPlaceAgent)
     agent._exit_barrier_timeout = 300.0

@@ -1,4 +1,4 @@
-"""What the agents of a job's nodes note of a failure; the ranks' notes are real, their ends not."""
+"""What the agents of a job's nodes record of a failure; ranks' notes are real, their ends not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OUT_OF_MEMORY = "MemoryError('rank 2')"
 
 
 class Node:
-    """The agent of one node of a job, with the one rank that it has."""
+    """The agent of one node of a job, with its only rank."""
 
     def __init__(self, job: Job, folder: Path, rank: int, budget: Budget) -> None:
         self.rank, self._budget, self._asked = rank, budget, False
@@ -53,7 +53,7 @@ class Node:
     def fails(
         self, store: Any, code: int, error: str = "", *, asked: bool = False, restarted: int
     ) -> bool:
-        """Let the rank fail; whether it is started again in place."""
+        """Let the rank fail; returns whether it is restarted in place."""
         note = self._notes / f"error.{self.rank}"
         note.unlink(missing_ok=True)
         if error:
@@ -77,7 +77,7 @@ class Node:
         return bool(agent._restarts(SimpleNamespace(failures={self.rank: failed})))
 
     def takes(self, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
-        """Let the rank take steps, the first of this start among them."""
+        """Let the rank take steps, including the first of this start."""
         monkeypatch.setenv("STEP_NOTES", self.environment["STEP_NOTES"])
         monkeypatch.setenv("LOCAL_RANK", "0")
         notes = StepNotes(steps[0] - 1)
@@ -86,7 +86,7 @@ class Node:
 
 
 def named_bad(folder: Path) -> list[str]:
-    """Give the nodes that a next start leaves out with EXCLUDE=1."""
+    """Return the nodes that the next start leaves out with EXCLUDE=1."""
     return [line for one in folder.glob("bad-nodes*") for line in one.read_text().split()]
 
 
@@ -95,7 +95,7 @@ def named_bad(folder: Path) -> list[str]:
 def test_an_error_of_all_ranks_is_blamed_on_no_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: int
 ) -> None:
-    """A loss that is no number: rank 0 alone reports it, and its node has done nothing wrong."""
+    """The loss is NaN: only rank 0 reports it, though its node has done nothing wrong."""
     node = Node(SPARED, tmp_path, 0, Budget(restarts=3, requeues=3))
     for restarted, step in enumerate((9, second)):
         node.takes(monkeypatch, step)
@@ -108,7 +108,7 @@ def test_an_error_of_all_ranks_is_blamed_on_no_node(
 def test_a_failure_that_comes_again_at_its_step_is_blamed_on_no_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever node was the first to publish it; another would fail alike."""
+    """Whichever node was first to publish it; it would fail on another one, too."""
     node = Node(SPARED, tmp_path, 0, Budget(restarts=3, requeues=3))
     for restarted in range(2):
         node.takes(monkeypatch, 9)
@@ -151,7 +151,7 @@ class Gone:
 def test_a_hang_that_ends_all_nodes_is_one_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Any, noted: int
 ) -> None:
-    """Also where nothing is restarted in place, as with RESTARTS=0 or on more than 256 nodes."""
+    """Even if nothing is restarted in place, as with RESTARTS=0 or on more than 256 nodes."""
     budget, known = Budget(restarts=0, requeues=3), store()
     for node in (Node(JOB, tmp_path, rank, budget) for rank in range(2)):
         node.takes(monkeypatch, 3)

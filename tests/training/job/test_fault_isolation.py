@@ -1,4 +1,4 @@
-"""Who is at fault, by arithmetic alone; and how much is asked of many nodes."""
+"""Finding the faulty node, by arithmetic alone; and the number of requests for many nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = NodeNames(Job(id="1", nodes=4), {"NODES": "a b c d"})
 
 
 def tried(nodes: list[int], bad: set[int]) -> dict[tuple[int, int], bool]:
-    """What the pairs give when these nodes are bad."""
+    """Return the results of the pairs if these nodes are bad."""
     pairs = [pair for one in ring_rounds(nodes) for pair in one]
     found = {pair: bad.isdisjoint(pair) for pair in pairs}
     return found | {pair: bad.isdisjoint(pair) for pair in further_pairs(nodes, found)}
@@ -42,7 +42,7 @@ def test_one_bad_node_is_found(count: int, bad: set[int]) -> None:
 
 @pytest.mark.parametrize("bad", [{1, 3}, {2, 3, 4}, {0, 7}, {0, 2, 5}])
 def test_several_bad_nodes_are_found(bad: set[int]) -> None:
-    """Among neighbours, too, where one has bad ones on both sides."""
+    """Even between neighbors, where one has bad ones on both sides."""
     nodes = list(range(8))
     pairs = tried(nodes, bad)
     assert isolate(nodes, pairs).odd == bad
@@ -61,7 +61,7 @@ def test_what_cannot_be_reported() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 7, 512])
 def test_rounds_of_pairs(count: int) -> None:
-    """Each node is in one pair a round, and all are done in three."""
+    """Each node is in one pair per round, and three rounds cover all."""
     rounds = ring_rounds(list(range(count)))
     assert len(rounds) <= 3
     for one in rounds:
@@ -71,7 +71,7 @@ def test_rounds_of_pairs(count: int) -> None:
 
 
 def test_groups_are_a_tree() -> None:
-    """All compute; the connections grow with the number of nodes, not with its square."""
+    """All compute; the connections grow linearly with the nodes, not quadratically."""
     found = tree_levels(list(range(512)), WIDTH)
     assert sorted(rank for group in found[0] for rank in group) == list(range(512))
     assert found[1] == [list(range(0, 512, WIDTH))]
@@ -128,7 +128,7 @@ def test_names_of_another_number_are_not_of_this_step() -> None:
 
 
 def attend(rank: int, port: int, asked: list[dict[str, Any]]) -> None:
-    """A node that is well, and notes what it is asked."""
+    """Be a healthy node, which records what it is asked."""
     wire = connect("127.0.0.1", port, 30)
     wire.send({"run": "many.0", "rank": rank})
     round_ = wire.receive(30)["round"]
@@ -148,7 +148,7 @@ def attend(rank: int, port: int, asked: list[dict[str, Any]]) -> None:
 
 @pytest.mark.processes
 def test_many_nodes() -> None:
-    """A real hub and 256 callers: what is asked grows with the nodes, not with their square."""
+    """A real hub and 256 callers: requests grow linearly with the nodes, not quadratically."""
     count = 256
     given = read_settings({"PREFLIGHT_SECONDS": "60"})
     job = Job(id="many", nodes=count)
@@ -172,7 +172,7 @@ def test_many_nodes() -> None:
 
 @pytest.mark.processes
 def test_strangers_and_other_versions() -> None:
-    """What is no node's is not heard; one in other words is reported, and its node sent home."""
+    """Strangers are ignored; another version is reported, and its node sent home."""
     given = read_settings({"PREFLIGHT_SECONDS": "30"})
     job = Job(id="many", nodes=2)
     coordinator = Coordinator(job, given, NodeNames(job, {}), time.time, "nonce", 0)

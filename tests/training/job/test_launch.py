@@ -1,4 +1,4 @@
-"""The node's program: real torchrun, processes that do little, exit codes, signals."""
+"""The node's program: real torchrun, trivial processes, exit codes, signals."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_exit_code_is_that_of_the_processes(
 def test_the_cause_of_a_failure_is_reported_again_at_the_end(
     launch: Launch, tmp_path: Path
 ) -> None:
-    """First of all ranks, with its own words; those that it took along have a line each."""
+    """The first rank to fail is named, with its own words; those that followed get a line each."""
     (tmp_path / "failing.py").write_text(FAILING)
     code, _, err = launch.run("--module", "failing", "--nproc", "2", "--")
     assert code == 1
@@ -121,7 +121,7 @@ def test_the_cause_of_a_failure_is_reported_again_at_the_end(
 def test_the_cause_of_a_failure_may_be_the_last_to_end(
     launch: Launch, tmp_path: Path, kind: str, code: int, restarts: str
 ) -> None:
-    """It is ended by torchrun then, which is not how it failed: a wrong request stays one."""
+    """Torchrun then ends it, but that is not how it failed: a wrong request remains one."""
     (tmp_path / "failing.py").write_text(SLOW_TO_END.format(kind=kind))
     words = ("--module", "failing", "--nproc", "2", "--")
     got, _, err = launch.run(*words, RESTARTS=restarts)
@@ -175,7 +175,7 @@ def test_ctrl_c_before_there_are_ranks(launch: Launch) -> None:
 
 
 def test_the_launcher_asks_to_stop(launch: Launch, tmp_path: Path) -> None:
-    """By a file, so that no process of the container is signalled; and it hears who has started."""
+    """It uses a file, so no process of the container is signaled; it also learns who started."""
     folder = tmp_path / ".job-4242.0"
     folder.mkdir()
     (folder / "stop").touch()
@@ -198,7 +198,7 @@ def test_the_launcher_asks_to_stop(launch: Launch, tmp_path: Path) -> None:
 
 
 def test_a_signal_that_was_ignored_until_now(launch: Launch) -> None:
-    """As the launcher has enroot's own processes ignore it; those here before are left alone."""
+    """The launcher makes enroot's own processes ignore it; existing processes are left alone."""
     shell = 'sleep 600 & trap "" TERM USR1; exec "$@"'
     words = ("--module", "entry", "--nproc", "2", "--", "sleep", "sleep")
     with launch.start(*words, before=["bash", "-c", shell, "-"]) as process:
@@ -218,7 +218,7 @@ def test_a_signal_that_was_ignored_until_now(launch: Launch) -> None:
 
 
 def test_under_nohup_a_hangup_is_ignored(launch: Launch) -> None:
-    """Alone, torchrun handles SIGHUP even where it was started with that ignored."""
+    """Alone, torchrun handles SIGHUP even if it was ignored at its start."""
     words = ("--module", "entry", "--nproc", "2", "--", "sleep", "sleep")
     with launch.start(*words, before=["nohup"]) as process:
         assert process.stdout is not None
@@ -256,7 +256,7 @@ def test_one_node_of_many_tells_what_is_wrong(launch: Launch) -> None:
 
 
 def test_the_entry_point_of_composer(launch: Launch, tmp_path: Path) -> None:
-    """Its file is read before anything starts, and it is started: Composer is not here."""
+    """Its file is read before anything starts; then it is started, but Composer is missing here."""
     file = tmp_path / "config.yaml"
     words = ("--module", "training.mamba_composer", "--nproc", "2", "--", str(file))
     file.write_text("data: {text_paths: [{path: none.npy, weigth: 1}]}")
@@ -297,7 +297,7 @@ def test_a_module_that_is_no_entry_point(launch: Launch, module: str) -> None:
         ([85, 85], 85),
         ([85, 1], 1),  # one that could not save
         ([2, -15], 2),
-        ([1, 86, -15], 86),  # what the others saw of a hang came of it
+        ([1, 86, -15], 86),  # the others' codes resulted from a hang
         ([86, 2], 2),
         ([-15, 2], 2),
         ([-9, 1], 137),  # the first failure

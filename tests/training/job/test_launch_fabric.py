@@ -21,7 +21,7 @@ TUNER = {"NCCL_TUNER_PLUGIN": "/opt/amazon/ofi-nccl/lib/libnccl-ofi-tuner.so"}
 
 
 def node(root: Path, what: Instance, versions: dict[str, str]) -> None:
-    """Make a node with other software than the current."""
+    """Make a node with software other than the current."""
     instance_trees.instance(root, what)
     shutil.rmtree(root / "opt")
     instance_trees.software(root, **(CURRENT | versions))
@@ -45,7 +45,7 @@ def network(root: Path, **environment: str) -> dict[str, str]:
         ("p5.48xlarge", {"installer": "1.29.0"}, {"FI_EFA_SET_CUDA_SYNC_MEMOPS": "0"}),
         ("p5.48xlarge", {"installer": "1.29.1"}, {}),
         ("p5en.48xlarge", {"plugin": "1.15.0-aws"}, TUNER),
-        ("p4d.24xlarge", {"plugin": "1.15.0-aws"}, {}),  # which the tuner does not know
+        ("p4d.24xlarge", {"plugin": "1.15.0-aws"}, {}),  # the tuner does not know it
     ],
 )
 def test_versions(
@@ -56,7 +56,7 @@ def test_versions(
 
 
 def test_libraries_that_nobody_knows(tmp_path: Path) -> None:
-    """They are taken for the current generation."""
+    """They are assumed to be current."""
     node(tmp_path / "root", TYPES["p5.48xlarge"], {"plugin": "git-6e504db"})
     (tmp_path / "root/opt/amazon/efa_installed_packages").unlink()
     shutil.rmtree(tmp_path / "root/opt/amazon/efa")
@@ -64,7 +64,7 @@ def test_libraries_that_nobody_knows(tmp_path: Path) -> None:
 
 
 def test_an_old_nccl(tmp_path: Path) -> None:
-    """2.20 cannot use the tuner well, 2.18 has no quarrel with the old installer."""
+    """2.20 cannot use the tuner well; 2.18 does not conflict with the old installer."""
     root = tmp_path / "root"
     node(root, TYPES["p5.48xlarge"], {"plugin": "1.9.1-aws", "installer": "1.29.0"})
     for old in ("2.20.3", "2.18.5"):
@@ -75,7 +75,7 @@ def test_an_old_nccl(tmp_path: Path) -> None:
 
 
 def test_the_images_own_record(tmp_path: Path) -> None:
-    """For a plugin whose library says nothing of its version."""
+    """It is used for a plugin whose library does not contain its version."""
     root = tmp_path / "root"
     node(root, TYPES["p4d.24xlarge"], {"plugin": "?"})
     source = '{"name": "aws-ofi-nccl", "ref": "v1.6.0-aws"}'
@@ -103,7 +103,7 @@ def test_the_plugin_where_the_path_of_libraries_has_it(tmp_path: Path) -> None:
 def test_an_instance_that_the_plugin_does_not_know(
     type: str, plugin: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both versions and what to do, once, and no word from the first version on that knows it."""
+    """Both versions and the fix are printed once; nothing from the first version that knows it."""
     root = tmp_path / "root"
     node(root, TYPES[type], {"plugin": plugin})
     shown = instance_trees.printed(root, 192, {**SLURM, **NCCL}) + capsys.readouterr().err
@@ -121,9 +121,9 @@ def test_an_instance_that_the_plugin_does_not_know(
     ("type", "plugin", "nodes"),
     [
         ("p5.48xlarge", "1.9.1-aws", "2"),  # which it knows
-        ("p5e.48xlarge", "1.9.1-aws", "1"),  # alone, where nothing goes by the plugin
-        ("p5e.48xlarge", "git-6e504db", "2"),  # taken for current
-        ("g6.48xlarge", "1.9.1-aws", "2"),  # which no version has anything for
+        ("p5e.48xlarge", "1.9.1-aws", "1"),  # a single node does not depend on the plugin
+        ("p5e.48xlarge", "git-6e504db", "2"),  # assumed to be current
+        ("g6.48xlarge", "1.9.1-aws", "2"),  # no version has anything for it
     ],
 )
 def test_no_warning_of_the_plugin(
@@ -151,7 +151,7 @@ def test_fi_info_is_asked_last(tmp_path: Path) -> None:
     instance_trees.write(tmp_path / "bin/fi_info", FI_INFO)
     (tmp_path / "bin/fi_info").chmod(0o755)
     programs = f"{tmp_path}/bin:/usr/bin:/bin"
-    assert "FI_EFA_USE_DEVICE_RDMA" not in network(root, PATH=programs)  # the installer's list
+    assert "FI_EFA_USE_DEVICE_RDMA" not in network(root, PATH=programs)  # from the installer's list
     (root / "opt/amazon/efa_installed_packages").write_text("# EFA installer version: 1.25.0\n")
     assert network(root, PATH=programs)["FI_EFA_USE_DEVICE_RDMA"] == "1"
 

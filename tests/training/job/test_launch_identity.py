@@ -1,4 +1,4 @@
-"""Which instance this is, as EC2's metadata service says: asked of a server on loopback."""
+"""Which instance this is, according to EC2's metadata service: asked of a server on loopback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN = "a-token"
 
 
 class Service(ThreadingHTTPServer):
-    """Answers as IMDSv2 does: nothing without a token that was asked for by PUT."""
+    """Answers as IMDSv2 does: nothing without a token from a PUT request."""
 
     daemon_threads = True
 
@@ -28,7 +28,7 @@ class Service(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that no longer waits is no matter."""
+        """Ignore a client that no longer waits."""
 
     @property
     def address(self) -> str:
@@ -71,13 +71,13 @@ def service() -> Iterator[Service]:
 
 def found(root: Path, service: Service, **environment: str) -> tuple[str, str]:
     place = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.address}
-    # A proxy is never asked: the service is this very machine's.
+    # No proxy is ever asked: the service belongs to this very machine.
     return instance_type(root, place | {"http_proxy": "http://127.0.0.1:9"} | environment)
 
 
 @pytest.fixture(params=["Xen", "Amazon EC2", ""])
 def ec2(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A machine of EC2's whose firmware does not name its type."""
+    """An EC2 machine whose firmware does not name its type."""
     if request.param:
         instance_trees.dmi(tmp_path, request.param, "HVM domU")
     else:
@@ -108,7 +108,7 @@ def test_it_may_be_forbidden(ec2: Path, service: Service) -> None:
 
 def test_a_slow_service_costs_a_second(tmp_path: Path, service: Service) -> None:
     instance_trees.dmi(tmp_path, "Xen", "HVM domU")
-    service.delay = 0.7  # of which the second answer is too late
+    service.delay = 0.7  # makes the second answer too late
     begun = time.monotonic()
     type, why = found(tmp_path, service)
     assert type == "" and "does not say: " in why and time.monotonic() - begun < 20

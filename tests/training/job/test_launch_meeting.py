@@ -1,4 +1,4 @@
-"""How the nodes of a job meet, and what is said where they do not, or where one ends."""
+"""How the nodes of a job meet, and what is reported if they do not, or if one ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_first_node_that_cannot_be_found(launch: Launch) -> None:
 def test_nodes_that_meet_by_their_ranks(
     launch: Launch, tmp_path: Path, what: str, codes: tuple[int, int]
 ) -> None:
-    """As large jobs do; a process that fails ends those of the other node."""
+    """As in large jobs; a process that fails ends those of the other node."""
     (tmp_path / "together.py").write_text(TOGETHER)
     here = {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     here |= {"RENDEZVOUS": "static", "PREFLIGHT": "0"}
@@ -78,7 +78,7 @@ def test_first_node_that_never_comes(launch: Launch, rendezvous: str) -> None:
         rendezvous.TIMEOUT = 2
         sys.exit(launch.main(["--module", "entry", "--", "0"]))
     """)
-    # The rendezvous itself is meant: preflight would tell it before.
+    # Test the rendezvous itself: preflight would report it earlier.
     here = SLURM | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "PREFLIGHT": "0"}
     here |= {"RENDEZVOUS": rendezvous}
     done = subprocess.run(
@@ -94,7 +94,7 @@ def test_first_node_that_never_comes(launch: Launch, rendezvous: str) -> None:
 
 
 def test_a_port_that_somebody_has(launch: Launch) -> None:
-    """Reported at once, by whom: the others would wait for a quarter of an hour."""
+    """It is reported at once, with its owner: the others would wait for a quarter of an hour."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         here = SLURM | {"SLURM_NODEID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -104,7 +104,7 @@ def test_a_port_that_somebody_has(launch: Launch) -> None:
 
 
 def test_first_node_that_ends_early(launch: Launch) -> None:
-    """Not reported as if the nodes had never met."""
+    """It is not reported as if the nodes had never met."""
     here = SLURM | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     words = ("--module", "entry", "--nproc", "1", "--")
     with launch.start(*words, "sleep", "sleep", **here) as second:
@@ -118,7 +118,7 @@ def test_first_node_that_ends_early(launch: Launch) -> None:
 def test_first_node_that_ends_is_reported_though_the_own_process_fails_too(
     launch: Launch, tmp_path: Path
 ) -> None:
-    """Whatever torchrun looks at first: here at its processes, as it looks seldom."""
+    """Whichever torchrun checks first: here its processes, which it checks rarely."""
     place = f"127.0.0.1:{free_ports(1)[0]}"
 
     def start(first: str, seconds: float, what: str) -> subprocess.Popen[str]:
@@ -143,7 +143,7 @@ def test_first_node_that_ends_is_reported_though_the_own_process_fails_too(
 
 
 def test_processes_whose_end_nobody_notices() -> None:
-    """As on a node that is cut off from the first one, where torchrun waits for an answer."""
+    """For example on a node that is cut off from the first, where torchrun waits for an answer."""
     code = textwrap.dedent("""\
         import subprocess, sys, time
         from training.job import agent

@@ -1,4 +1,4 @@
-"""Two nodes with addresses of their own, whose host names nobody can resolve."""
+"""Two nodes with their own addresses, whose host names cannot be resolved."""
 
 from __future__ import annotations
 

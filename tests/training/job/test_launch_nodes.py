@@ -1,4 +1,4 @@
-"""What a node is taken for: every instance type, plain machines, and what is not as the table says.
+"""What a node is recognized as: instance types, plain machines, and deviations from the table.
 
 The nodes are folders that look like their /dev, /sys, /proc and /opt (see instance_trees).
 """
@@ -47,7 +47,7 @@ def p5(tmp_path: Path) -> Machine:
 
 
 def line(shown: str, name: str) -> str:
-    """Give the rest of the block's line of a name; empty if there is none."""
+    """Return the rest of the block's line with a name; empty if there is none."""
     found = re.search(rf"^  {name} +(.*)$", shown, re.MULTILINE)
     return re.sub(" +", " ", found[1]) if found else ""
 
@@ -63,7 +63,7 @@ def test_every_instance_type(type: str, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_by_command_line() -> None:
-    """Any machine tells what a type would decide."""
+    """Any machine can print the decisions for a type."""
     done = subprocess.run(
         [sys.executable, "-m", "training.launch", "--print-env", "--"],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", ".")}
@@ -113,7 +113,7 @@ def test_neuron_of_the_future(machine: Machine) -> None:
     )
 
 
-# What is not as the table says.
+# Deviations from the table.
 
 
 def test_a_gpu_that_has_fallen_off(p5: Machine) -> None:
@@ -121,7 +121,7 @@ def test_a_gpu_that_has_fallen_off(p5: Machine) -> None:
     shown = p5.shown(**SLURM)
     assert "WARNING: node 0: of the 8 x H100 of a p5.48xlarge /dev shows 7: that many" in shown
     assert line(shown, "NPROC_PER_NODE").startswith("7 ")
-    # CUDA's numbers are not known then.
+    # With a GPU missing, CUDA's numbers are not known.
     assert line(shown, "NUMA_BIND").startswith("0 ")
 
 
@@ -172,11 +172,11 @@ def test_warnings_come_from_every_node(p5: Machine) -> None:
     assert "WARNING: node 1: of the 8 x H100" in shown
 
 
-# Where its processes run.
+# The cores of processes.
 
 
 def test_named_gpus_take_their_own_cores(p5: Machine) -> None:
-    """GPUs 6 and 1, of the second NUMA node and the first."""
+    """GPUs 6 and 1, on the second NUMA node and the first."""
     by_number = line(p5.shown(CUDA_VISIBLE_DEVICES="6,1"), "NUMA_BIND")
     by_name = line(p5.shown(CUDA_VISIBLE_DEVICES="GPU-6a,GPU-1a6b"), "NUMA_BIND")
     assert by_number == by_name
@@ -184,7 +184,7 @@ def test_named_gpus_take_their_own_cores(p5: Machine) -> None:
 
 
 def test_gpus_without_their_drivers_files(machine: Machine) -> None:
-    """Then PCI tells which they are."""
+    """PCI then tells which they are."""
     instance_trees.processors(machine.root, 8, 2)
     for number, numa in enumerate((1, 0)):
         instance_trees.gpu(machine.root, number, numa, driver=False)
@@ -210,7 +210,7 @@ def test_cores_are_left_alone(p5: Machine, environment: dict[str, str], shown: s
 
 
 def test_fewer_processes_than_gpus(p5: Machine) -> None:
-    """The first ones, each with all cores of its NUMA node that are its own."""
+    """They use the first GPUs, each with all of its NUMA node's cores that are its own."""
     shown = line(p5.shown(NPROC_PER_NODE="2"), "NUMA_BIND")
     assert shown.endswith(": 0-23,96-119 24-47,120-143")
 
@@ -224,7 +224,7 @@ echo '[{"neuron_device": 0, "bdf": "cc:00.0"}, {"neuron_device": 1, "bdf": "0000
 
 @pytest.mark.processes
 def test_neuron_ls_tells_where_chips_are(machine: Machine) -> None:
-    """Its order is not that of PCI."""
+    """Its order differs from PCI's."""
     instance_trees.processors(machine.root, 8, 2)
     for number, place, numa in ((0, "0000:cc:00.0", "1"), (1, "0000:10:1c.0", "0")):
         instance_trees.write(machine.root / f"dev/neuron{number}")
@@ -314,7 +314,7 @@ def test_what_cannot_be(
     tmp_path: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     instance_trees.instance(tmp_path / "trn1", TRN1)
-    with pytest.raises(AssertionError):  # of the exit code
+    with pytest.raises(AssertionError):  # the exit code's
         instance_trees.printed(tmp_path / "trn1", 128, environment)
     name = list(environment)[1 if len(environment) > 1 else 0]
     assert re.match(f"error: {name}(:|=1:) .+", capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""What a node decides by itself, and the block that tells it."""
+"""What a node decides by itself, and the block that prints it."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ def test_node_0_must_hold_a_connection_of_all() -> None:
 
 
 def test_one_step_of_a_larger_job() -> None:
-    """`srun --nodes=1` in a job of two: the step's nodes count."""
+    """`srun --nodes=1` in a job of two: the step's number of nodes counts."""
     assert read_job(SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}).nodes == 1
 
 
 def test_empty_variables_are_not_there() -> None:
-    """What `enroot --env NAME` makes of a variable that the host does not have."""
+    """`enroot --env NAME` makes these of variables that the host does not have."""
     names = ("SLURM_RESTART_COUNT", "MASTER_PORT", "NPROC_PER_NODE", "OMP_NUM_THREADS", "TMPDIR")
     empty = SLURM | dict.fromkeys(names, "")
     job = read_job(empty)
@@ -166,7 +166,7 @@ def test_the_nodes_of_the_launcher() -> None:
 
 
 def test_spares_are_nodes_that_do_not_train() -> None:
-    """They are looked at as the others are, and torchrun waits for the others alone."""
+    """They are checked like the others, but torchrun waits only for the others."""
     chosen = plan(SLURM | {"SPARES": "2", "SLURM_STEP_NUM_NODES": "6"}, GPUS)
     assert (chosen.job.nodes, chosen.job.training) == (6, 4)
     assert "--nnodes=4" in chosen.torchrun and "--max-restarts=0" in chosen.torchrun
@@ -186,7 +186,7 @@ def test_processes_by_the_name_that_the_systems_have() -> None:
 
 
 def test_only_flags_that_count_are_shown() -> None:
-    """What a trial has over the defaults; others may be given as often as one likes."""
+    """Only a trial's changes of the defaults; others may be given as often as one likes."""
     job = read_job(SLURM)
     flags = ["--lr=1", "--x", "--lr=2", "file", "--x", "--lrx=3", "a=1", "a=2"]
     chosen = make_plan(job, CPU, SLURM, "m", flags)
@@ -196,7 +196,7 @@ def test_only_flags_that_count_are_shown() -> None:
 
 @pytest.mark.processes
 def test_a_name_of_this_machine_that_means_loopback() -> None:
-    """Debian's /etc/hosts; gloo must not tell the other nodes 127.0.1.1."""
+    """Debian's /etc/hosts has one; gloo must not send 127.0.1.1 to the other nodes."""
     route = subprocess.run(["ip", "-4", "route", "get", "192.0.2.1"], capture_output=True)
     found = look_at_node(read_job(SLURM | {"MASTER_ADDR": "localhost"}))
     assert (found.interface == "lo") == (route.returncode != 0)
@@ -204,7 +204,7 @@ def test_a_name_of_this_machine_that_means_loopback() -> None:
 
 
 def test_a_port_of_one_node() -> None:
-    """Any free one will do, as no other node has to know it."""
+    """Any free one will do, as no other node needs to know it."""
     assert read_job({"MASTER_PORT": "0"}).port == 0
     with pytest.raises(RequestError, match="MASTER_PORT: must be from 0 to 65535, not 99999"):
         read_job({"MASTER_PORT": "99999"})

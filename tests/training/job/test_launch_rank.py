@@ -1,7 +1,7 @@
-"""What stands between torchrun and a process: cores for it, and nsys around it.
+"""What stands between torchrun and a process: its cores, and nsys around it.
 
-A program in front of nsys writes down its words, runs what it is given as nsys does, and dies of a
-SIGTERM: it is the process that trains which has to get that.
+A stand-in for nsys records its arguments, runs its program as nsys does, and dies of a SIGTERM,
+which must reach the process that trains instead.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def nsys(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, root: Path) -> Start:
-    """Start a node of two GPUs, each near to one of this machine's first two cores."""
+    """Start a node of two GPUs, each close to one of this machine's first two cores."""
     (tmp_path / "entry.py").write_text(ENTRY_POINT)
     node = tmp_path / "node"
     instance_trees.processors(node, 4, 2)
@@ -112,7 +112,7 @@ def test_each_process_has_its_own_cores(start: Start) -> None:
     assert code == 0, err
     assert "-m training.job.rank entry 0 0" in out
     for rank, core in ((0, first), (1, second)):
-        # As if the module had been started alone, with nothing loaded but what it stands in.
+        # As if the module had been started alone, with only its own package loaded.
         assert (
             f"rank {rank}: entry entry.py cores {core} left None loaded training training.job\n"
             in out.replace(" training.job.rank", "")
@@ -163,7 +163,7 @@ def test_what_is_asked_of_nsys(start: Start, nsys: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("node", ["0", "1"])
 def test_no_nsys_no_job(start: Start, node: str) -> None:
-    """Every node says it: others may have one."""
+    """Every node reports it, as others may have it."""
     slurm = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": node}
     here = slurm | {"MASTER_ADDR": "127.0.0.1", "PATH": "/usr/bin:/bin"}
     code, out, err = run(start, "0", "0", NSYS="1", **here)
@@ -187,7 +187,7 @@ def test_profiled_processes_save_too(start: Start, nsys: Path, how: signal.Signa
 
 
 def test_training_profiled(nsys: Path, root: Path, tmp_path: Path) -> None:
-    """By command line, with processes of its own that read data."""
+    """By the command line, with worker processes that read data."""
     outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
     own = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "WORDS": str(tmp_path), "NSYS": "1"}
     own |= {"NSYS_PATH": str(nsys), "CHECKPOINTS": str(tmp_path / "run")}

@@ -21,7 +21,7 @@ def nodes(root: Path, tmp_path: Path) -> Nodes:
 
 
 def shown(ended: Ended, host: str) -> str:
-    """What the lines about a host say."""
+    """Return what the lines about a host say."""
     return "\n".join(re.findall(rf"^  {host}: (.*)", ended.err, re.MULTILINE))
 
 
@@ -36,11 +36,11 @@ def test_nodes_that_are_well(nodes: Nodes) -> None:
     for check in ("node", "devices", "folder", "space", "clock", "versions", "inside", "across"):
         assert re.search(rf"^  {check} +ok +\d+\.\d s  ", first.out, re.MULTILINE), first.out
     assert "gloo, 2 processes" in first.out
-    assert list(nodes.shared.iterdir()) == []  # neither the old names nor files of its own
+    assert list(nodes.shared.iterdir()) == []  # neither the old files nor its own
 
 
 def test_each_bad_node_is_named(nodes: Nodes) -> None:
-    """All in one: a clock, another version, a wrong sum, a node that ends in its checks."""
+    """All at once: a clock, another version, a wrong sum, a node that ends during its checks."""
     ends = nodes.run(
         [
             Node(),
@@ -66,14 +66,14 @@ def test_each_bad_node_is_named(nodes: Nodes) -> None:
     for check in ("node", "clock", "versions", "inside"):
         assert re.search(rf"^  {check} +BAD ", first.out, re.MULTILINE), first.out
     assert nodes.bad_nodes.read_text() == "host-1\nhost-2\nhost-3\nhost-4\n"
-    # A bad node tells what is wrong with itself.
+    # A bad node reports its own fault.
     assert "host-1: clock" in ends[1].err and "host-2" not in ends[1].err
     assert [path.name for path in nodes.shared.iterdir()] == ["bad-nodes.99.0"]
     assert not any("Traceback" in end.err for end in ends)
 
 
 def test_a_node_that_is_wrong_only_with_others(nodes: Nodes) -> None:
-    """Right by itself, so that only pairs can tell: the node is named, and not its partners."""
+    """Alone it is right, so only pairs can tell; the node is named, but not its partners."""
     only_later = "checks_local._inside = lambda workers, seconds: ('1 process', [])"
     wrong = Node(f"{only_later}\n{nodes.worker(error=2)}")
     first, second, third = nodes.run([Node(), wrong, Node()])
@@ -87,9 +87,9 @@ def test_a_node_that_is_wrong_only_with_others(nodes: Nodes) -> None:
 
 
 def test_the_shared_folder(nodes: Nodes, tmp_path: Path) -> None:
-    """Read-only on node 0, which is named like any other; another folder on the last."""
+    """It is read-only on node 0, which is named like any other, and another one on the last."""
     shared = nodes.shared
-    # Options that /tmp may have, which a user must not drop.
+    # Options of /tmp that a user must not drop.
     read_only = f"mount --bind {shared} {shared} && mount -o remount,bind,ro,nosuid,nodev {shared}"
     other = f"mount -t tmpfs -o size=512m none {shared}"
     wraps = [
@@ -101,7 +101,7 @@ def test_the_shared_folder(nodes: Nodes, tmp_path: Path) -> None:
     assert "Read-only file system" in shown(first, "host-0")
     assert shown(first, "host-3").startswith("folder: what it writes to CHECKPOINTS is not seen")
     assert shown(first, "host-1") == shown(first, "host-2") == ""
-    # Node 0 cannot write them down: another does.
+    # Node 0 cannot write them, so another does.
     assert nodes.bad_nodes.read_text() == "host-0\nhost-3\n"
 
 
@@ -128,7 +128,7 @@ def test_the_first_node_does_not_come(nodes: Nodes, names: str) -> None:
 
 def test_a_port_that_is_taken(nodes: Nodes) -> None:
     with socket.create_server(("", 0)) as taken:
-        # Outside of the launcher's range the hub is one port further than MASTER_PORT.
+        # Outside of the launcher's range, the hub uses the port after MASTER_PORT.
         port = taken.getsockname()[1] - 1
         (first,) = nodes.run([Node(), None], MASTER_PORT=str(port))
     assert first.code == 87

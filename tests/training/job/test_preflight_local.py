@@ -1,4 +1,4 @@
-"""What a node finds on itself: drivers' programs are stand-ins, /sys and /dev are made up."""
+"""What a node finds about itself: drivers' programs are stand-ins, /sys and /dev are made up."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ WELL = {"action": "None", "errors": "0", "pending": "No", "failure": "No"}
 
 
 def gpus(*changes: dict[str, str]) -> str:
-    """What nvidia-smi -q -x prints for a GPU each, with these changes."""
+    """Return what nvidia-smi -q -x prints for one GPU per argument, with these changes."""
     each = [GPU.format(**{**WELL, **one, "bus": f"5{i}"}) for i, one in enumerate(changes)]
     return f'<?xml version="1.0" ?>\n<nvidia_smi_log>\n{"".join(each)}</nvidia_smi_log>\n'
 
 
 def stand_in(place: Path, name: str, script: str) -> dict[str, str]:
-    """Put a program on a PATH of its own; the environment with it."""
+    """Put a program on its own PATH; returns the environment for it."""
     (place / "bin").mkdir(exist_ok=True)
     program = place / "bin" / name
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -86,11 +86,11 @@ def test_an_ill_gpu_is_named(tmp_path: Path, change: dict[str, str], shown: str)
         "2 GPUs asked",
         [f"GPU 1 (GPU-51aaaaaa-0000): {shown}"],
     )
-    # One that this job does not use is no matter of it.
+    # A GPU that this job does not use does not matter.
     for others in ("0", "GPU-50aaaa"):
         assert check_gpus({**environment, "CUDA_VISIBLE_DEVICES": others})[1] == []
     assert len(check_gpus({**environment, "CUDA_VISIBLE_DEVICES": "0,1"})[1]) == 1
-    # CUDA sees only those before the first word that names none.
+    # CUDA sees only those before the first invalid one.
     assert check_gpus({**environment, "CUDA_VISIBLE_DEVICES": "0,-1,1"}) == ("1 GPUs asked", [])
 
 
@@ -145,7 +145,7 @@ def test_a_driver_has_longer_than_a_file_system(
     smi_timeout: int,
     faults: tuple[str, ...],
 ) -> None:
-    """It may start each GPU first."""
+    """It may have to start each GPU first."""
     monkeypatch.setattr(checks_local, "TIMEOUT", 1)
     monkeypatch.setattr(checks_accelerator, "SMI_TIMEOUT", smi_timeout)
     (tmp_path / "dev").mkdir()
@@ -161,7 +161,7 @@ def test_a_driver_has_longer_than_a_file_system(
 
 
 def efa_node(place: Path, *cards: str) -> Path:
-    """A /sys and a /dev with EFA cards."""
+    """Make a /sys and a /dev with EFA cards."""
     root = place / "root"
     for number, card in enumerate(cards):
         device = root / "sys/class/infiniband" / card

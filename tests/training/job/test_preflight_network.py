@@ -1,4 +1,4 @@
-"""Preflight of nodes with networks of their own, some links of which are cut."""
+"""Preflight of nodes with their own networks, some links of which are cut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def links(as_root: None) -> Iterator[Bridge]:
 
 
 def run(root: Path, folder: Path, links: Bridge, seconds: str) -> tuple[Nodes, list[Ended]]:
-    """Run a node in each, with host names that nobody can resolve."""
+    """Run a node on each machine, with host names that cannot be resolved."""
     nodes = Nodes(root, folder)
     wrapped = [Node(wrap=tuple(machine.enter())) for machine in links.machines]
     first = links.machines[0].address
@@ -35,13 +35,13 @@ def test_a_link_between_two_that_are_well_with_the_third(
     assert [end.code for end in ends] == [87, 87, 87]
     assert "\n  across: host-1 and host-2 fail to compute together (" in ends[0].err
     assert "though each does with others: the link between them" in ends[0].err
-    # Neither is left out: it may be the other.
+    # Neither is excluded: it may be the other's fault.
     assert not nodes.bad_nodes.exists()
     assert "none that can be named; host-0 tells what is wrong" in ends[1].err
 
 
 def test_a_node_without_its_link_to_the_first(root: Path, tmp_path: Path, links: Bridge) -> None:
-    """It is named by node 0, and does not blame node 0, whose file it sees."""
+    """Node 0 names it; it does not blame node 0, whose file it sees."""
     links.part(0, 2)
     nodes, ends = run(root, tmp_path, links, "30")
     assert [end.code for end in ends] == [87, 87, 87]

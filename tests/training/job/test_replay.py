@@ -23,7 +23,7 @@ NAMES = {0: "n1", 1: "n2", 2: "n3"}
 GOOD = Outcome(step=8, steps=("a", "b", "c"), weights="f00d")
 
 
-# What outcomes say.
+# Conclusions from outcomes.
 
 
 def outcomes(*given: Outcome) -> dict[int, Outcome]:
@@ -117,7 +117,7 @@ def test_when_it_is_due() -> None:
         is_due([], 2, {"REPLAY": "yes"})
 
 
-# Real ranks.
+# With real ranks.
 
 FLIP = """\
 import os
@@ -143,7 +143,7 @@ if os.environ.get("RANK") == os.environ["FLIP_RANK"]:
 
     torch.optim.AdamW.step = flipped
 """
-"""A sitecustomize.py: after its second step one bit of a rank's weights is another."""
+"""A sitecustomize.py that changes one bit of a rank's weights after its second step."""
 HANG = """\
 import os
 import time
@@ -163,7 +163,7 @@ if os.environ.get("RANK") == "1":
 
     torch.optim.AdamW.step = hanging
 """
-"""The same: a rank hangs in its third step."""
+"""A sitecustomize.py that makes a rank hang in its third step."""
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def nodes(
     *,
     bad: Mapping[str, str] | None = None,
 ) -> list[tuple[int, str, str]]:
-    """Run a program on so many nodes, all on this machine; the last has the variables `bad`."""
+    """Run a program on `count` nodes, all on this machine; the last has the variables `bad`."""
     outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
     env = {
         **outside,
@@ -240,7 +240,7 @@ def test_good_nodes(run: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_schedule_in_tokens(run: list[str], tmp_path: Path) -> None:
-    """A replay has fewer tokens than the run, whose warm-up would be longer than all of them."""
+    """A replay has fewer tokens than the run, whose warm-up alone would exceed them."""
     schedule = ("--schedule=wsd", "--t_warmup=5000tok", "--gradient_accumulation=8")
     ended = nodes(2, ("--steps", "2", "--", *run, *schedule), tmp_path)
     assert [code for code, _, _ in ended] == [0, 0], ended
@@ -258,7 +258,7 @@ def test_a_flipped_bit(run: list[str], tmp_path: Path, flip: dict[str, str]) -> 
 
 @pytest.mark.processes
 def test_a_node_that_hangs(run: list[str], tmp_path: Path) -> None:
-    """Its watch ends it, long before the time of a replay is over, and says what hangs."""
+    """Its watch ends it, long before the replay's time is over, and reports what hangs."""
     (tmp_path / "sitecustomize.py").write_text(HANG)
     watched = ("--hang_seconds=5", "--hang_abort_seconds=10")
     bad = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}

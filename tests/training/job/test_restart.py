@@ -1,4 +1,4 @@
-"""Failed processes are started again in place: by torchrun, with real training, on one node."""
+"""Failed processes are restarted in place: by torchrun, with real training, on one node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def launch(tmp_path: Path, root: Path) -> Launch:
     return Launch(tmp_path, root)
 
 
-# An entry point that does little.
+# With a trivial entry point.
 
 
 def test_a_killed_process_is_started_again(launch: Launch, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_what_ends_a_job_is_not_tried_again(
 
 
 def test_a_stopped_neighbour_is_not_waited_for_long(launch: Launch) -> None:
-    """Torchrun asks it by SIGTERM, which a stopped process does not even see, for 30 s."""
+    """Torchrun sends it SIGTERM, which a stopped process does not even see, and waits for 30 s."""
     begun = time.monotonic()
     with launch.start(*ENTRY_POINT, "sleep", "sleep", RESTARTS="1") as process:
         assert process.stdout is not None
@@ -130,7 +130,7 @@ sys.exit(launch.main(sys.argv[1:]))
 def test_one_node_is_asked_to_stop_while_all_start_again(
     launch: Launch, tmp_path: Path, stop: str, first_rank: str
 ) -> None:
-    """No other starts ranks that would wait for those of the one that stops."""
+    """No other node starts ranks, which would wait for those of the one that stops."""
     (tmp_path / "late_stop.py").write_text(stop)
     here = {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     here |= {"PREFLIGHT": "0", "RESTARTS": "1", "FOLLOW": str(tmp_path / "follow")}
@@ -152,14 +152,14 @@ def test_a_wrong_number_of_restarts(launch: Launch) -> None:
     assert code == 2 and "RESTARTS: must be a whole number, not 'often'" in err
 
 
-# Real training.
+# With real training.
 
 
 @contextmanager
 def job(
     save: Path, data: str, *other: str, nproc: int = 2, **env: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """Ranks of a tiny model, 4242 as Slurm numbers it; what they say is in said beside it."""
+    """Run ranks of a tiny model as Slurm job 4242; their output is in the file `said` beside it."""
     outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
     slurm = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": "1", "NODES": "n1", "REQUEUES": "1"}
     here = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CHECKPOINTS": str(save)}
@@ -185,7 +185,7 @@ def job(
 
 
 def ranks(above: int, module: str = "training.mamba_fsdp") -> list[int]:
-    """The processes that train below one, in the order of their ranks."""
+    """Return the training processes below one, in the order of their ranks."""
     found = {}
     for pid in processes.descendants(above):
         if f"-m {module}" in processes.command(pid):
@@ -206,7 +206,7 @@ def undisturbed(data: str, tmp_path_factory: pytest.TempPathFactory) -> list[flo
 
 
 def test_a_handful_of_kills(data: str, tmp_path: Path, undisturbed: list[float]) -> None:
-    """Of one rank or the other, at steps that rise: the run ends as if there had been none."""
+    """Of one rank or the other, at increasing steps: the run ends as if nothing had happened."""
     save = tmp_path / "save"
     with job(save, data, PREFLIGHT="1") as process:
         for number, (step, victim) in enumerate(((6, 1), (15, 0), (22, 1), (37, 0), (45, 0))):
@@ -251,7 +251,7 @@ def test_a_rank_that_hangs(data: str, tmp_path: Path, undisturbed: list[float]) 
 
 
 def test_the_same_failure_at_the_same_step(data: str, tmp_path: Path) -> None:
-    """A loss that is no number comes again; then its launcher has the job requeued."""
+    """A NaN loss occurs again; then its launcher has the job requeued."""
     save = tmp_path / "save"
     with job(save, data, "--learning_rate=1e30") as process:
         assert process.wait(300) == 1

@@ -41,11 +41,11 @@ def memory() -> None:
 
 
 def kept(save: Path) -> list[Path]:
-    """The folders in memory that are of a run; a job that another test has may be called alike."""
+    """Return a run's folders in memory; another test's job may have the same name."""
     pattern = f"{PREFIX}4242.0-*/rank_*/step_*_ckp/note.json"
     found = set()
     for note in (one for place in places(os.environ) for one in place.glob(pattern)):
-        with suppress(FileNotFoundError):  # an older copy goes when the next is there
+        with suppress(FileNotFoundError):  # an older copy is removed once the next exists
             if str(save) in note.read_text():
                 found.add(note.parents[2])
     return sorted(found)
@@ -67,7 +67,7 @@ def test_a_killed_rank_goes_on_from_memory_and_past_a_broken_copy_from_disk(
         assert wait_for(lambda: len(records(save, "training")) == 2, process, 240)
         assert kept(save) == [folder]
         first = records(save, "training")[-1]["step"]
-        # The next one is from a copy that is not what was written: stopped, no rank makes another.
+        # The next restart finds a damaged copy; while they are stopped, the ranks write no new one.
         assert wait_for(lambda: saved(save, first + 4), process, 240)
         for pid in ranks(process.pid):
             os.kill(pid, signal.SIGSTOP)
@@ -96,7 +96,7 @@ def test_a_killed_rank_goes_on_from_memory_and_past_a_broken_copy_from_disk(
 def test_two_nodes_send_each_other_what_they_share(
     data: str, tmp_path: Path, undisturbed: list[float]
 ) -> None:
-    """Each has its own memory. Nothing but the manifest and sizes is read of the disk."""
+    """Each has its own memory. From the disk, only the manifest and sizes are read."""
     save, said = tmp_path / "save", tmp_path / "said"
     nodes = {"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "2", "NODES": "n1 n2"}
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "PREFLIGHT": "0"}
@@ -125,7 +125,7 @@ def test_an_agent_that_is_killed_leaves_what_the_next_job_removes(
         [folder] = kept(save)
         processes.kill((process.pid, *processes.descendants(process.pid)))
         process.wait()
-    folder.mkdir(0o700, exist_ok=True)  # a job of another test may have removed it by now
+    folder.mkdir(0o700, exist_ok=True)  # a job of another test may have removed it
     with job(save, data, *FLAGS, SLURM_RESTART_COUNT="1") as process:
         assert process.wait(300) == 0, (tmp_path / "said").read_text()
     assert not folder.exists()

@@ -1,4 +1,4 @@
-"""Which nodes train, wait and are gone, as node 0 keeps the list."""
+"""Which nodes train, wait or are gone, according to the list that node 0 keeps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from training.job.restart.roster import DONE, EMPTY, LEFT, SILENCE, Place, Roste
 
 
 def beats(number: int, *silent: int, nodes: int = 4) -> list[str]:
-    """Give a sign of life of all nodes but some, which gave their last at 1."""
+    """Return signs of life of all nodes but some, which gave their last at time 1."""
     return ["1" if node in silent else str(number) for node in range(nodes)]
 
 
 def test_the_first_nodes_train_and_the_others_wait() -> None:
     roster = Roster(4, 3)
     assert list(roster.places.values()) == [Place.TRAINS] * 3 + [Place.WAITS]
-    assert roster.waiting() == []  # nothing was heard of it
+    assert roster.waiting() == []  # none has been heard
     roster.heard(["1", "1", "1", "1"], 1.0)
     assert roster.waiting() == [3] and roster.call() == 3
     assert roster.places[3] is Place.TRAINS and roster.call() is None
@@ -27,7 +27,7 @@ def test_a_node_that_has_failed_too_often_is_not_called() -> None:
 
 
 def test_nodes_that_have_failed_train_where_there_are_no_others() -> None:
-    """And so does the first node always."""
+    """The first node always does, too."""
     roster = Roster(3, 2, worn=[0, 1, 2])
     assert [roster.places[node] for node in range(3)] == [Place.TRAINS, Place.TRAINS, Place.OUT]
 
@@ -68,7 +68,7 @@ def test_a_place_that_nobody_takes() -> None:
 
 
 def test_a_node_that_has_ended_is_not_lost() -> None:
-    """The first may save, or send its results away, for long after the others."""
+    """The first may still save, or send its results, for long after the others."""
     roster = Roster(3, 2)
     roster.heard(beats(1, nodes=3), 1.0)
     assert roster.heard(["2", DONE, "2"], 1.0) == []

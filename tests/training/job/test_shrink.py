@@ -1,4 +1,4 @@
-"""A job that loses a node, has no spare and may shrink: the others go on with the same steps.
+"""A job that loses a node, has no spare and may shrink: the others continue with the same steps.
 
 Three agents on this machine are the nodes, as in test_spares.
 """
@@ -30,13 +30,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(data: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The losses of three ranks, but for the order of sums."""
+    """The losses of three ranks, up to the order of sums."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return pytest.approx(train(folder / "save", data, 3, 2, STEPS), abs=1e-5)
 
 
 def back(nodes: Nodes, times: int) -> None:
-    """Wait until the job trains for this time."""
+    """Wait until the job trains for the `times`-th time."""
     trains = wait_for(lambda: len(records(nodes.save, "training")) >= times, nodes.agents[0], 300)
     assert trains, nodes.said()
 
@@ -72,7 +72,7 @@ def test_nodes_are_lost_one_after_the_other(data: str, tmp_path: Path, undisturb
 
 
 def test_nodes_are_lost_at_once(data: str, tmp_path: Path, undisturbed: Any) -> None:
-    """One with its processes, one that only does nothing any more."""
+    """One with its processes, and one that just stops responding."""
     save = tmp_path / "save"
     with job(save, data, **SHRINK) as nodes:
         nodes.reach(6)
@@ -117,7 +117,7 @@ def test_fewer_nodes_without_room_for_copies_go_on_without_them(
 
 
 def test_degrees_that_do_not_go_on_with_fewer_nodes(data: str, tmp_path: Path) -> None:
-    """The log says so as the job begins, and why when it is requeued."""
+    """The log says so when the job begins, and gives the reason when it is requeued."""
     save = tmp_path / "save"
     with job(save, data, "--context_parallel=3", **SHRINK) as nodes:
         nodes.reach(6)

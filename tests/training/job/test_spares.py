@@ -1,7 +1,7 @@
 """A job with spare nodes: a node is lost with all its processes, and a spare takes its place.
 
-Three agents on this machine are the nodes; each has its processes killed, or stopped as those of a
-machine that has crashed: then nothing tells the others.
+Three agents on this machine are the nodes; each has its processes killed, or stopped like those of
+a crashed machine, in which case nothing notifies the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Nodes:
     save: Path
 
     def ranks(self, node: int) -> list[int]:
-        """The processes of a node that train."""
+        """Return the training processes of a node."""
         below = processes.descendants(self.agents[node].pid)
         found = [pid for pid in below if "-m training.mamba_fsdp" in processes.command(pid)]
         return [processes.program(pid) for pid in found]
@@ -49,7 +49,7 @@ class Nodes:
         kill_tree(self.agents[node])
 
     def stop(self, node: int) -> None:
-        """Let a node do nothing any more, and end none of its connections."""
+        """Stop a node from doing anything, without closing its connections."""
         pid = self.agents[node].pid
         for one in (pid, *processes.descendants(pid)):
             os.kill(one, signal.SIGSTOP)
@@ -63,7 +63,7 @@ class Nodes:
         assert wait_for(lambda: last_step(self.save) >= step, self.agents[0], 300), self.said()
 
     def end(self) -> int:
-        """Wait until node 0 has ended; its exit code."""
+        """Wait until node 0 has ended; returns its exit code."""
         return self.agents[0].wait(300)
 
     def said(self, node: int | None = None) -> str:
@@ -73,7 +73,7 @@ class Nodes:
 
 @contextmanager
 def job(save: Path, data: str, *other: str, **env: str) -> Iterator[Nodes]:
-    """One rank a node of a tiny model, two nodes and a spare: 4242 as Slurm numbers it."""
+    """Run one rank per node of a tiny model, on two nodes and a spare, as Slurm job 4242."""
     save.mkdir(exist_ok=True)
     outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
     slurm = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": "3", "REQUEUES": "1"}
@@ -130,7 +130,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(
         back = records(save, "training")[-1]["time"] - lost
         noted = records(save, "failure")[0]["time"] - lost
         print(f"{how}: known after {noted:.1f} s, the next step over after {back:.1f} s")
-        if how == "stop":  # the machine was but slow: its place is another's by now
+        if how == "stop":  # the machine was only slow: another one has its place by now
             nodes.wake(1)
             assert nodes.agents[1].wait(300) == 1
             assert "have not heard of each other for 12 s" in nodes.said(1)
@@ -150,9 +150,9 @@ def test_a_spare_takes_the_place_of_a_lost_node(
 
 
 def test_the_node_of_rank_0_is_lost(data: str, tmp_path: Path, undisturbed: list[float]) -> None:
-    """What is left of it has the run's folder, and may not keep it."""
+    """What is left of it holds the run's folder, and must not keep it."""
     save = tmp_path / "save"
-    # The ranks are in the order of the addresses; the other nodes' is 127.0.0.1.
+    # The ranks are in the order of the addresses; the other nodes have 127.0.0.1.
     with job(save, data, MASTER_ADDR="127.0.0.2") as nodes:
         nodes.reach(6)
         assert "step 1/" in nodes.said(1)
@@ -167,7 +167,7 @@ def test_the_node_of_rank_0_is_lost(data: str, tmp_path: Path, undisturbed: list
 def test_a_node_that_fails_twice_gives_its_place_to_a_spare(
     data: str, tmp_path: Path, undisturbed: list[float]
 ) -> None:
-    """Its container lives, and would start ranks again; it is named for the next start, too."""
+    """Its container lives, and could restart ranks; it is also excluded from the next start."""
     save = tmp_path / "save"
     with job(save, data, RESTARTS="3") as nodes:
         for number, step in enumerate((6, 20)):
@@ -188,7 +188,7 @@ def test_a_node_that_fails_twice_gives_its_place_to_a_spare(
 
 
 def test_a_node_that_has_failed_twice_waits(data: str, tmp_path: Path) -> None:
-    """In a later start of the job, and though there is nobody else left at its end."""
+    """In a later start of the job, even if nobody else is left at its end."""
     save = tmp_path / "save"
     (save / "jobs").mkdir(parents=True)
     failed = {"kind": "failure", "time": 1.0, "rank": None, "code": 87, "host": "n2"}
@@ -205,7 +205,7 @@ def test_a_node_that_has_failed_twice_waits(data: str, tmp_path: Path) -> None:
 
 
 def test_a_spare_is_lost(data: str, tmp_path: Path, undisturbed: list[float]) -> None:
-    """Nobody but the log notices, and the job ends though nothing answers there."""
+    """Only the log shows it, and the job ends although nothing answers there."""
     save = tmp_path / "save"
     with job(save, data) as nodes:
         nodes.reach(4)
@@ -237,11 +237,11 @@ if os.environ.get("RANK") and os.environ.get("{name}") == "{value}":
 
     free_memory.free_in = lambda folder: 1
 """
-"""A sitecustomize.py: ranks with this variable find no room for copies of checkpoints."""
+"""A sitecustomize.py: ranks with this variable find no space for copies of checkpoints."""
 
 
 def short_of_memory(folder: Path, name: str, value: str) -> str:
-    """The PYTHONPATH of such ranks."""
+    """Return the PYTHONPATH of such ranks."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(SHORT_OF_MEMORY.format(name=name, value=value))
     return f"{folder}:{ROOT}"

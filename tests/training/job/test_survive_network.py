@@ -1,4 +1,4 @@
-"""A rank whose peers are cut off, or gone, ends by itself, says what it sees, with its own code."""
+"""A rank whose peers are cut off or gone ends by itself, with a message and its own exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from training.errors import HUNG
 pytestmark = pytest.mark.processes
 
 ABORT = 12
-"""hang_abort_seconds."""
+"""The setting hang_abort_seconds."""
 LAUNCH = """\
 import sys
 from training import launch
@@ -31,7 +31,7 @@ from training.job import agent
 agent.UNNOTICED_SECONDS = 10.0
 sys.exit(launch.main(sys.argv[1:]))
 """
-"""training.launch, which waits less for what it cannot reach."""
+"""A training.launch that waits less for what it cannot reach."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def nodes() -> Iterator[Bridge]:
 def job(
     nodes: Bridge, folder: Path, *more: str, **other: str
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """A run of one rank a node that trains by now; what node N says is in folder/said.N."""
+    """Start a run of one rank per node, and wait until it trains; node N's output is in said.N."""
     flags = (
         *(
             *TINY,
@@ -88,7 +88,7 @@ def job(
 
 
 def rank_process(process: subprocess.Popen[str]) -> int:
-    """Find the process of the one rank below a launcher."""
+    """Return the process of the one rank below a launcher."""
     (found,) = (
         pid
         for pid in descendants(process.pid)
@@ -122,7 +122,7 @@ def test_a_link_that_goes_down(nodes: Bridge, tmp_path: Path) -> None:
 
 
 def test_the_first_rank_is_killed(nodes: Bridge, tmp_path: Path) -> None:
-    """With it goes its launcher, and the store that the ranks met at: connections are closed."""
+    """Its launcher goes with it, and the ranks' store: connections are closed."""
     with job(nodes, tmp_path) as processes:
         for pid in (processes[0].pid, *descendants(processes[0].pid)):
             os.kill(pid, signal.SIGKILL)
@@ -138,7 +138,7 @@ RESTARTED = ("--num_steps=80", "--batch_size=2", "--checkpoint_interval=10")
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_is_restarted_in_place(nodes: Bridge, tmp_path: Path, victim: int) -> None:
-    """With the other node's, which is sound or taken along; the agents stay."""
+    """The other node's rank, whether sound or taken along, restarts too; the agents stay."""
     undisturbed = train(tmp_path / "undisturbed", write_text(tmp_path / "text"), 2, 2, 80)
     with job(nodes, tmp_path, *RESTARTED, RESTARTS="1", REQUEUES="0") as processes:
         first = [rank_process(process) for process in processes]
@@ -152,7 +152,7 @@ def test_a_rank_is_restarted_in_place(nodes: Bridge, tmp_path: Path, victim: int
 
 
 def test_a_stopped_rank_of_another_node_is_restarted(nodes: Bridge, tmp_path: Path) -> None:
-    """The watch ends the rank of one node; the other node sees one that waits, and follows."""
+    """One node's watch ends its rank; the other node sees its own rank waiting, and follows."""
     undisturbed = train(tmp_path / "undisturbed", write_text(tmp_path / "text"), 2, 2, 80)
     with job(nodes, tmp_path, *RESTARTED, RESTARTS="1") as processes:
         os.kill(rank_process(processes[1]), signal.SIGSTOP)
@@ -164,7 +164,7 @@ def test_a_stopped_rank_of_another_node_is_restarted(nodes: Bridge, tmp_path: Pa
 
 
 def test_a_node_that_is_lost_is_not_waited_for(nodes: Bridge, tmp_path: Path) -> None:
-    """Its agent cannot come back: the job ends, for its launcher to requeue."""
+    """Its agent cannot come back: the job ends, and its launcher requeues it."""
     with job(nodes, tmp_path, RESTARTS="3", REQUEUES="3") as processes:
         for pid in (processes[1].pid, *descendants(processes[1].pid)):
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Compiled kernels from one job to the next: copied whole, shared without harm, not in the way."""
+"""Compiled kernels from one job to the next: copied whole, safely shared, never an obstacle."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Start = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Start a run that goes on from what is in tmp_path/save."""
+    """Start a run that resumes from what is in tmp_path/save."""
     data = write_text(tmp_path / "text")
 
     def again(num_steps: int, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -70,7 +70,7 @@ def test_tensorboard_shows_one_history_of_a_run_that_was_cut_off(
 
 
 def test_the_mean_speed_leaves_the_first_steps_out() -> None:
-    """Reports of 20 steps: those that begin after step 130 count, given every 50 steps or more."""
+    """With reports of 20 steps, those that begin after step 130 count, every 50 steps or more."""
     shown: list[str] = []
     console = Console()
     console.say = lambda text, file=None: shown.append(text)  # type: ignore[method-assign,assignment]
@@ -155,7 +155,7 @@ def test_a_package_that_is_missing_is_reported_before_anything_is_done(
 
 
 def on_a_terminal(argv: list[str]) -> tuple[int, str]:
-    """Run on a terminal of 120 columns; the exit code and all that was written to it."""
+    """Run on a terminal of 120 columns; returns the exit code and all output."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
@@ -183,7 +183,7 @@ def test_a_bar_on_a_terminal_leaves_the_lines_whole(tmp_path: Path, wanted: bool
     )
     assert code == 0, seen
     assert bool(re.search(r"100%\|█+\| 20/20 .*step", seen)) == wanted
-    # What a person reads: of each line the piece after the last return to its beginning.
+    # What a person reads: the part of each line after the last carriage return.
     lines = [line.rstrip("\r").rpartition("\r")[2].strip() for line in seen.split("\n")]
     reports = [line for line in lines if " s/step | " in line]
     assert len(reports) == 4

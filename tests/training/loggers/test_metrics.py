@@ -1,4 +1,4 @@
-"""metrics.jsonl tells one undisturbed history."""
+"""metrics.jsonl contains one undisturbed history."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ def test_lines_after_the_checkpoint_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"kind": "step", "step": step}) + "\n" for step in range(1, 8)]
     lines.insert(4, json.dumps({"kind": "report", "step": 4}) + "\n")
-    path.write_text("".join(lines) + '{"kind": "st')  # the last one torn by a kill
+    path.write_text("".join(lines) + '{"kind": "st')  # a kill has torn the last one
     truncate(path, 5)
     assert path.read_text() == "".join(lines[:6])
     truncate(path, 0)
@@ -71,7 +71,7 @@ def test_the_line_of_a_large_run_fits() -> None:
 
 
 def test_time_left_is_by_the_median_of_reports_and_left_out_where_the_end_is_not_known() -> None:
-    """A start's first report has its compiling in it."""
+    """A start's first report includes compilation."""
     base = {"kind": "report", "loss": 1.0, "grad_norm": 1.0, "tokens_per_second": 9.0, "mfu": None}
     for may_end_early in (False, True):
         shown: list[str] = []

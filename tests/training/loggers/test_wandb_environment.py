@@ -1,4 +1,4 @@
-"""Weights & Biases that the environment alone asks for: it comes along, or is left out in words."""
+"""Weights & Biases requested only by the environment: it is used, or left out with a message."""
 
 import json
 import os
@@ -22,7 +22,7 @@ NAMES = (
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the variables of whoever runs the tests."""
+    """Remove the variables of whoever runs the tests."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
 
@@ -94,7 +94,7 @@ print("trained")
 def trained(
     folder: Path, *asked: str, program: str = PROGRAM, **given: str
 ) -> subprocess.CompletedProcess[str]:
-    """What a run does with the real library, which reads the environment once a process."""
+    """Run with the real library, which reads the environment once per process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **given}
     return subprocess.run(
         [sys.executable, "-c", program, str(folder), *asked],

@@ -25,7 +25,7 @@ from training.models import LlamaConfig, RopeScaling
 from training.ops import ssd as ssd_module
 
 LENGTHS = [[5, 1, 20, 6], [32]]
-"""Boundaries off and on the edges of chunks of 8 and 32, a document of one token, a row of one."""
+"""Boundaries on and off the edges of chunks of 8 and 32, a document of one token, a row of one."""
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_boundaries_on_the_edges_of_chunks(
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_without_the_switch_a_document_leaks_into_the_next(name: str) -> None:
-    """By far more than what the tests of equality allow."""
+    """By far more than the equality tests tolerate."""
     model = filled(FAMILIES[name])
     inputs, _ = tokens(LENGTHS)
     wanted, _ = alone(model, LENGTHS)
@@ -70,8 +70,8 @@ def test_without_the_switch_a_document_leaks_into_the_next(name: str) -> None:
         apart = [model(one, seq_idx=numbers(LENGTHS)) for one in (inputs, changed)]
     assert (leaking - wanted)[0, 6:26].abs().max() > 1000 * WITHIN
     assert (after - leaking)[0, 6:9].abs().max() > 100 * WITHIN
-    assert torch.equal(apart[0][0, 5:], apart[1][0, 5:])  # not a bit of it passes
-    torch.testing.assert_close(leaking[1], wanted[1])  # a row of one document is as it was
+    assert torch.equal(apart[0][0, 5:], apart[1][0, 5:])  # not one bit passes
+    torch.testing.assert_close(leaking[1], wanted[1])  # a row of one document is unchanged
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -88,7 +88,7 @@ def test_recomputation_changes_no_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_neox"])
 def test_attention_by_sdpa(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """By its mask of blocks, which is what a GPU without flash-attn has, in any torch."""
+    """It uses a block mask, as a GPU without flash-attn does with any torch."""
     monkeypatch.setenv("TRAINING_OPS", "attention=sdpa")
     model = filled(FAMILIES[name])
     assert difference(together(model, LENGTHS), alone(model, LENGTHS)) <= WITHIN
@@ -101,13 +101,13 @@ def test_long_rows_of_the_real_chunk() -> None:
     lengths = [cut(random, 300, 90) for _ in range(2)]
     for name, sizes in FAMILIES.items():
         model = filled(sizes)
-        # The mean: sums of 600 gradients in another order differ by more than one of them.
+        # Use the mean: reordered sums of 600 gradients differ by more than the tolerance of one.
         found, wanted = (run(model, lengths, total=600.0) for run in (together, alone))
         assert difference(found, wanted) <= WITHIN, name
 
 
 def test_scaled_positions_begin_anew_too() -> None:
-    """Of kinds whose angles do not go by the length, which alone is another."""
+    """For kinds whose angles do not depend on the length, which differs for a document alone."""
     sizes = {"d_model": 32, "n_layer": 2, "vocab_size": VOCABULARY, "n_head": 4, "n_kv_head": 2}
     scalings = (
         RopeScaling(kind="linear", factor=4.0),

@@ -1,4 +1,4 @@
-"""How the experts of Mixtral, one tensor a layer, are spread over ranks."""
+"""How the experts of Mixtral, one tensor per layer, are sharded over ranks."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_no_rank_is_left_without_a_part(
     degree: int,
     parts: dict[str, tuple[int, ...]],
 ) -> None:
-    """Four ranks hold, and write, equal parts of each tensor, and train like one process."""
+    """Four ranks hold and write equal parts of each tensor, and train like one process."""
     monkeypatch.setattr(runs, "ENTRY_POINT", ("-m", "tests.training.support.sized"))
     monkeypatch.setenv("SIZED", json.dumps({"family": "mixtral", "n_expert": count, **SIZES}))
     alone = train(tmp_path / "alone", data, 0, 4, 3, "--model_name=sized")

@@ -73,7 +73,7 @@ CONFIGS: dict[str, HybridConfig] = {
 
 
 def reference(config: HybridConfig) -> Any:
-    """Make transformers' model by the settings that a conversion writes, as it reads them."""
+    """Make transformers' model from the settings that a conversion writes, as it reads them."""
     settings = json.loads(json.dumps(hf.write(config)))
     ways: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
     theirs = AutoConfig.for_model(settings.pop("model_type"), **settings, **ways)
@@ -81,7 +81,7 @@ def reference(config: HybridConfig) -> Any:
 
 
 def renamed(theirs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Their memory holds two matrices of an MLP, and of each expert, as one."""
+    """Convert theirs to our names; in memory, they join two matrices of an MLP or an expert."""
     ours = {}
     for name, value in theirs.items():
         if name.endswith("experts.gate_up_proj"):
@@ -99,7 +99,7 @@ def renamed(theirs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def backbone(theirs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Nemotron-H's names are those of its files, which transformers' memory has not."""
+    """Convert transformers' names in memory to those in Nemotron-H's files."""
     return {
         f"backbone.{n.removeprefix('model.')}" if n.startswith("model.") else n: value
         for n, value in theirs.items()
@@ -109,7 +109,7 @@ def backbone(theirs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 @pytest.mark.parametrize("length", [1, 3, 19])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_equals_transformers(config: HybridConfig, length: int) -> None:
-    """Lengths below a convolution's taps, and no multiple of a chunk."""
+    """Lengths include some below the convolution's taps, and none is a multiple of a chunk."""
     names = backbone if isinstance(config, NemotronHConfig) else renamed
     compare(build(config), reference(config), names, length=length + 1, within=1e-4)
 
@@ -140,7 +140,7 @@ def test_wrapping_skips_no_block(config: HybridConfig) -> None:
 
 
 def test_the_balance_of_granites_experts_is_that_of_all_layers() -> None:
-    """Added while training; transformers 5.17 reads the setting and computes none."""
+    """It is added in training; transformers 5.17 reads the setting but does not compute it."""
     coefficient = 0.7
     model = filled(like(GRANITE, balance_coefficient=coefficient))
     tokens = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -220,7 +220,7 @@ HYBRIDS = [
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_presets_have_as_many_parameters_as_transformers_models(name: str) -> None:
-    """Made of the settings that a conversion writes."""
+    """Made from the settings that a conversion writes."""
     sizes = preset(name)
     settings = json.loads(json.dumps(hf.write(sizes)))
     with torch.device("meta"):
@@ -231,7 +231,7 @@ def test_presets_have_as_many_parameters_as_transformers_models(name: str) -> No
 
 
 def test_published_numbers_of_parameters_come_out() -> None:
-    """Of Bamba transformers' documentation, of the others their names or the pages of the hub."""
+    """From transformers' documentation for Bamba, from the names or hub pages for the others."""
     for name, billions in (
         *(("bamba-9b", 9.78), ("granite-4.0-h-small", 32.2), ("nemotron-nano-9b-v2", 8.89)),
         *(("nemotron-h-8b", 8), ("nemotron-h-47b", 47), ("nemotron-h-56b", 56)),

@@ -1,4 +1,4 @@
-"""Llama and Mistral against Hugging Face's own, and what training and generation ask of them."""
+"""Llama and Mistral against Hugging Face's own, and what training and generation need of them."""
 
 import math
 from typing import Any
@@ -132,7 +132,7 @@ def test_tied_embeddings_are_one_parameter() -> None:
     assert parameter_names(untied) - parameter_names(tied) == {"lm_head.weight"}
     assert tied.tied == {"lm_head.weight": "model.embed_tokens.weight"} and untied.tied == {}
     assert tied.output is tied.get_parameter("model.embed_tokens.weight")
-    # Both names are in a checkpoint all the same.
+    # A checkpoint contains both names all the same.
     assert tied.state_dict().keys() == untied.state_dict().keys()
 
 
@@ -180,7 +180,7 @@ def test_no_position_sees_the_future_and_a_window_forgets() -> None:
     changed = tokens.clone()
     changed[0, 20] = (changed[0, 20] + 1) % 61
     same = (model(tokens) - model(changed)).abs().amax(-1)[0] < 1e-6
-    # Each of two layers looks four positions back.
+    # Each of the two layers looks four positions back.
     assert same[:20].all() and not same[20:29].any() and same[29:].all()
 
 

@@ -1,4 +1,4 @@
-"""Mamba-1: against transformers, its sizes, names, first values, generation, causality."""
+"""Mamba-1: against transformers; its sizes, names, initial values, generation, causality."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ CONFIGS = {
 
 
 def theirs_of(config: MambaConfig) -> Any:
-    """Make Hugging Face's model of the same sizes; no value is without effect."""
+    """Make Hugging Face's model of the same sizes, in which every value matters."""
     return randomised(
         transformers.MambaForCausalLM(
             transformers.MambaConfig(
@@ -60,7 +60,7 @@ def test_equals_transformers(config: MambaConfig, length: int) -> None:
     compare(build(config), theirs_of(config), length=length)
 
 
-# With a bias of the projections, theirs sees padding that stands before the text.
+# With biased projections, theirs sees padding that precedes the text.
 @pytest.mark.parametrize(("config", "kind"), [(SMALL, "left"), (SMALL, "right"), (BIASES, "right")])
 def test_equals_transformers_where_there_is_padding(config: MambaConfig, kind: str) -> None:
     compare(build(config), theirs_of(config), kind=kind)

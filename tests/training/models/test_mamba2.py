@@ -1,7 +1,7 @@
-"""Mamba-2: against transformers, its sizes, names, first values, generation, and that it is causal.
+"""Mamba-2: against transformers; its sizes, names, initial values, generation, causality.
 
-transformers computes the gated norm over all channels, so it is the reference for that; the norm
-by group is compared with a model written here, one step after the other.
+transformers computes the gated norm over all channels, so it is the reference for that; the norm by
+group is compared with a model written here, one step after the other.
 """
 
 # ruff: noqa: N806  (A, B, C, D are the paper's own names)
@@ -42,7 +42,7 @@ CONFIGS = {
 
 
 def random_model(config: Mamba2Config) -> Any:
-    """Parameters that all matter: norms that are not one, biases that are not zero."""
+    """Make a model whose parameters all matter: norms are not one, biases are not zero."""
     model = filled(config)
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -55,7 +55,7 @@ def random_model(config: Mamba2Config) -> Any:
 
 
 def reference(model: Mamba2) -> Any:
-    """The same model by transformers."""
+    """Make the same model with transformers."""
     c = model.config
     theirs = transformers.Mamba2ForCausalLM(
         transformers.Mamba2Config(
@@ -115,7 +115,7 @@ def test_padding_is_not_seen(config: Mamba2Config, side: str) -> None:
     for row, padding in enumerate((0, 3, 11)):
         mask[row, slice(padding) if side == "left" else slice(20 - padding, None)] = False
     found = model(tokens, mask=mask)
-    # With a bias of the projections theirs sees padding that stands before the text.
+    # With biased projections, theirs sees padding that precedes the text.
     if side == "right" or not config.bias:
         wanted = reference(model)(tokens, attention_mask=mask.long()).logits
         assert (found - wanted)[mask].abs().max() <= 1e-4
@@ -126,7 +126,7 @@ def test_padding_is_not_seen(config: Mamba2Config, side: str) -> None:
 
 
 def by_steps(model: Mamba2, tokens: Tensor) -> Tensor:
-    """Logits (b, l, v) by the equations, one position after the other, in float64."""
+    """Return logits (b, l, v) by the equations, one position after the other, in float64."""
     c = model.config
     w = {name: value.double() for name, value in model.state_dict().items()}
 
@@ -178,7 +178,7 @@ def test_the_norm_by_group_is_that_of_the_equations(groups: int) -> None:
 
 
 def counted(c: Mamba2Config) -> int:
-    """Parameters by the sizes of the paper's section 7."""
+    """Count parameters by the sizes in the paper's section 7."""
     d, inner, shared = c.d_model, c.expand * c.d_model, c.n_groups * c.d_state
     heads, conv = inner // c.head_dim, inner + 2 * shared
     projections = d * (2 * inner + 2 * shared + heads) + inner * d
@@ -319,7 +319,7 @@ def test_bfloat16_stays_close_and_goes_on() -> None:
 
 
 def test_it_learns() -> None:
-    """A few steps of one batch, so that the gradients point the right way."""
+    """A few steps on one batch show that the gradients point in the right direction."""
     model = filled(SMALL)
     tokens = torch.randint(61, (4, 33))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

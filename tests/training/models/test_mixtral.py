@@ -54,7 +54,7 @@ def theirs_of(config: MixtralConfig) -> Any:
 
 
 def renamed(theirs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Their memory holds an expert's two first matrices as one."""
+    """Convert theirs to our names; in memory, theirs hold an expert's first two matrices as one."""
     ours = {}
     for name, value in theirs.items():
         if name.endswith("experts.gate_up_proj"):
@@ -90,7 +90,7 @@ def test_balance_is_not_part_of_the_loss_when_evaluating() -> None:
     logits = model(tokens)
     expected = F.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten())
     torch.testing.assert_close(evaluated, expected)
-    assert trained - evaluated > 3 * 2 * 0.9  # the coefficient, times top_k where all is even
+    assert trained - evaluated > 3 * 2 * 0.9  # the coefficient, times top_k if all is balanced
 
 
 def test_the_gate_learns_to_balance() -> None:
@@ -137,7 +137,7 @@ def problem(t: int, e: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def defined(x: Tensor, gate: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, top_k: int) -> Tensor:
-    """The definition: one token after the other."""
+    """Compute the definition: one token after the other."""
     ys = []
     for token in x:
         p = torch.softmax(gate @ token, 0)

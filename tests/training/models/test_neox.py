@@ -49,7 +49,7 @@ def theirs_of(config: NeoXConfig) -> Any:
 
 
 def renamed(theirs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """In their memory the output embedding has another name than in the checkpoints."""
+    """In their memory, the output embedding has another name than in the checkpoints."""
     return {name.replace("lm_head.", "embed_out."): value for name, value in theirs.items()}
 
 

@@ -1,4 +1,4 @@
-"""Sizes of a model as a checkpoint holds them, of this release and of those before."""
+"""Sizes of a model as stored in checkpoints, of this release and of earlier ones."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ run: {save_ckpt_path: "SAVE", num_steps: 2, hang_seconds: 0}
 
 @pytest.mark.processes
 def test_a_run_with_lists_among_its_sizes_goes_on(tmp_path: Path) -> None:
-    """And so does one whose checkpoint was written before a size was there."""
+    """So does one whose checkpoint was written before a size was introduced."""
     text = LONGROPE.replace("DATA", write_text(tmp_path / "text"))
     file, save = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(text.replace("SAVE", str(save)))
@@ -160,7 +160,7 @@ def test_a_run_with_lists_among_its_sizes_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_run_whose_checkpoint_was_meant_for_shorter_texts_goes_on(tmp_path: Path) -> None:
-    """With the sequences of now, for which the model is meant from then on."""
+    """It uses the current length, for which the model is intended from then on."""
     text = LONGROPE.replace("DATA", write_text(tmp_path / "text"))
     file, save = tmp_path / "run.yaml", tmp_path / "run"
     file.write_text(

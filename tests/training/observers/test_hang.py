@@ -63,7 +63,7 @@ leave(enter(mamba_fsdp.configure, sys.argv[1:] + own))
 def hanging(
     folder: Path, ranks: int, how: str, where: str, at: int, who: int, *flags: str, **env: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """A run in which one rank sits down; what it says is in folder/said."""
+    """Run training in which one rank stops working; the output is in folder/said."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
     launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
@@ -99,7 +99,7 @@ def said(folder: Path) -> str:
 
 
 def wait_for_report(folder: Path, process: subprocess.Popen[str]) -> str:
-    """Wait for the report, a minute at most, and give it as the file has it."""
+    """Wait for the report, at most a minute, and return the content of its file."""
     file = folder / "save" / "hang.txt"
     assert wait_for(lambda: file.exists() and "stacks of" in file.read_text(), process), said(
         folder
@@ -131,8 +131,8 @@ def test_a_rank_that_sits_in_a_block_is_named_and_the_run_ends(tmp_path: Path) -
 
 @pytest.mark.processes
 def test_reading_that_hangs_is_reported_once_and_so_is_its_end(tmp_path: Path) -> None:
-    """Also where a rank whose steps were longer sees it only when it has been reported."""
-    flags, env = ("--num_steps=4",), {"OTHERS": "--hang_seconds=6"}  # the run ends right after
+    """Even if a rank with longer steps only notices after it has been reported."""
+    flags, env = ("--num_steps=4",), {"OTHERS": "--hang_seconds=6"}  # the run ends right afterwards
     with hanging(tmp_path, 2, "11", "data", 4, 0, *flags, **env) as process:
         assert process.wait(90) == 0
     text = said(tmp_path)
@@ -146,7 +146,7 @@ def test_reading_that_hangs_is_reported_once_and_so_is_its_end(tmp_path: Path) -
 @pytest.mark.processes
 @pytest.mark.parametrize("store", ["torchrun's", "rank 0's"])
 def test_a_stopped_process_is_named(tmp_path: Path, store: str) -> None:
-    """In torch 2.2 rank 0 holds the store that the ranks talk through: they are alone then."""
+    """In torch 2.2, rank 0 holds the store through which the ranks talk, so they are then alone."""
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if store == "rank 0's" else "0"}
     with hanging(tmp_path, 2, "0", "data", 1, 0, "--num_steps=100000", **env) as process:
         assert wait_for(lambda: "step 4/" in said(tmp_path), process), said(tmp_path)
@@ -170,7 +170,7 @@ def test_a_process_that_keeps_the_lock_shows_its_stack(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_slow_run_is_left_alone(tmp_path: Path) -> None:
-    """Every block takes its time, a step longer than hang_seconds."""
+    """Every block takes time, and a step longer than hang_seconds."""
     flags = ("--num_steps=3", "--gradient_accumulation=4")
     with hanging(tmp_path, 0, "slow", "forward", 9, 0, *flags) as process:
         assert process.wait(90) == 0, said(tmp_path)
@@ -180,7 +180,7 @@ def test_a_slow_run_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_logger_that_takes_long_to_close_is_waited_for(tmp_path: Path) -> None:
-    """As one does that sends the rest to a server."""
+    """For example, it sends the rest to a server."""
     flags = ("--num_steps=4", "--hang_seconds=2", "--hang_abort_seconds=6")
     with hanging(tmp_path, 2, "15", "close", 1, 0, *flags) as process:
         assert process.wait(90) == 0, said(tmp_path)

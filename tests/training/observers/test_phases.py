@@ -1,4 +1,4 @@
-"""The parts of a step: in order, balanced, the same for all who look."""
+"""The parts of a step: in order, balanced, the same for all observers."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from training.observers.profiling import Nsight, read_memory
 
 
 class Fake:
-    """Takes the calls of torch.cuda.nvtx and torch.cuda.profiler, in their order."""
+    """Records the calls of torch.cuda.nvtx and torch.cuda.profiler, in order."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

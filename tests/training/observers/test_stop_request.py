@@ -1,4 +1,4 @@
-"""A request to stop is not held up by a long first step, with nothing to save, or evaluation."""
+"""A request to stop is not delayed by a long first step, with nothing to save, or evaluation."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def test_a_long_first_step_does_not_hold_up_an_end(tmp_path: Path, number: signa
 def test_a_long_evaluation_does_not_hold_up_the_checkpoint(
     tmp_path: Path, ranks: int, num_steps: int
 ) -> None:
-    """One rank alone is asked to stop; that of the last step is left to the next start."""
+    """Only one rank is asked to stop; the last step's evaluation is left to the next start."""
     data, held_out = write_text(tmp_path / "text"), write_text(tmp_path / "minutes", 6_000_000)
     flags = (*TINY, f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}/run")
     evaluating = (f"--eval_dataset_path={held_out}", "--eval_interval=2", "--eval_batches=0")
@@ -70,7 +70,7 @@ def test_a_long_evaluation_does_not_hold_up_the_checkpoint(
 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_the_first_ctrl_c_saves(tmp_path: Path, ranks: int) -> None:
-    """Also of torchrun by hand, which hands it on and has an exit code of its own."""
+    """Also through torchrun by hand, which passes it on and has its own exit code."""
     data, save = write_text(tmp_path / "text"), tmp_path / "run"
     flags = (*TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", "--batch_size=2")
     with started(ranks, *flags, "--num_steps=100000", python=COLD) as process:
@@ -106,7 +106,7 @@ def usual_signals() -> Iterator[None]:
 
 
 def test_an_interrupt_that_is_ignored_stays_so(usual_signals: None) -> None:
-    """As a script's job in the background has it."""
+    """As in a script's background job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     StopRequest(lambda: None, 0).first_step_is_over()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -39,7 +39,7 @@ def heads(
 
 
 def defined(q: Tensor, k: Tensor, v: Tensor, window: int, mask: Tensor | None) -> Tensor:
-    """The definition: one query after the other."""
+    """Compute the definition: one query after the other."""
     past, share = k.shape[1] - q.shape[1], q.shape[2] // k.shape[2]
     o = torch.zeros_like(q)
     for b in range(q.shape[0]):
@@ -144,7 +144,7 @@ def test_bfloat16_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes, and how many products there are."""
+    """Records the largest tensor that any operation makes, and the number of products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Largest(TorchDispatchMode):
 
 
 def cost(length: int, window: int) -> tuple[int, int, int]:
-    """Numbers kept, numbers of the largest tensor, and matrix products."""
+    """Count the numbers kept, the numbers of the largest tensor, and the matrix products."""
     kept = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def test_torch_attention_has_memory_linear_in_the_length(monkeypatch: pytest.Mon
         kept_longer, largest_longer, products_longer = cost(1024, window)
         assert kept < 256 * (3 * 2 * 4 + 2 * 4 + 2) and kept_longer == 4 * kept
         assert largest <= 256 * 2 * 4 and largest_longer <= 4 * largest  # no l x l tensor
-        # The blocks of the band only; each is two products forward, and five backward.
+        # Only the blocks in the band; each takes two products forward, and five backward.
         blocks = {0: (16 * 17 // 2, 64 * 65 // 2), 20: (1 + 2 + 14 * 3, 1 + 2 + 62 * 3)}
         assert (products, products_longer) == tuple(7 * one for one in blocks[window])
 
@@ -207,7 +207,7 @@ def test_dropout_drops_elsewhere_in_every_block(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TRAINING_OPS", "attention=torch")
     monkeypatch.setattr(module, "BLOCK", 4)
     q, k = torch.zeros(1, 12, 1, 12), torch.zeros(1, 12, 1, 12)
-    v = torch.eye(12)[None, :, None]  # so that the output is the weights
+    v = torch.eye(12)[None, :, None]  # makes the output equal the weights
     weights = attention(q, k, v, dropout=0.5)[0, :, 0]
     blocks = [weights[4:8, :4], weights[8:, :4], weights[8:, 4:8]]
     patterns = {tuple((block == 0).flatten().tolist()) for block in blocks}
@@ -239,7 +239,7 @@ def test_dropout_keeps_the_mean_and_is_recomputed_alike(way: str) -> None:
 def test_remembering_equals_seeing_all(way: str, window: int, split: tuple[int, ...]) -> None:
     q, k, v = (x.detach() for x in heads(12, 12))
     state = start(k, (2, 2, 6), 12, window)
-    assert state["k"].shape[1] == (min(12, window) or 12)  # the window's, and no more
+    assert state["k"].shape[1] == (min(12, window) or 12)  # the window's length, and no more
     parts = zip(*(x.split(split, dim=1) for x in (q, k, v)), strict=True)
     o = torch.cat([attention_from(state, *part, window=window) for part in parts], dim=1)
     torch.testing.assert_close(o, defined(q, k, v, window, None))

@@ -1,4 +1,4 @@
-"""Which implementation runs: the first that can, or the one that is forced."""
+"""Which implementation runs: the first that can, or the forced one."""
 
 import importlib
 import logging

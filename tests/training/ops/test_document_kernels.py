@@ -1,4 +1,4 @@
-"""Kernels that know documents, by stand-ins of their libraries: how they are called."""
+"""Kernels that support documents, with stand-ins for their libraries: how they are called."""
 
 # ruff: noqa: N803, N806  (A, B, C, D are the paper's own names)
 from __future__ import annotations
@@ -32,7 +32,7 @@ from training.ops.ssd import ssd
 
 @contextmanager
 def standing_in(**modules: SimpleNamespace) -> Iterator[None]:
-    """Let modules be imported; a name's _ are points."""
+    """Make modules importable; a _ in a name stands for a point."""
     names = {name.replace("__", "."): content for name, content in modules.items()}
     before = {name: sys.modules.get(name) for name in names}
     for name, content in names.items():
@@ -60,7 +60,7 @@ def selective_scan_fn(
     delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
 ) -> Tensor:
-    """mamba-ssm's, which has the length last: (b, d, l), B and C (b, n, l)."""
+    """Compute like mamba-ssm's, with the length last: (b, d, l), B and C (b, n, l)."""
     assert delta_softplus
     u, delta, B, C = (one.transpose(1, 2) for one in (u, delta, B, C))  # (b, l, d | d | n | n)
     D = torch.zeros_like(A[:, 0]) if D is None else D
@@ -71,7 +71,7 @@ def selective_scan_fn(
 @pytest.mark.slow
 @pytest.mark.parametrize("gated", [True, False])
 def test_mamba_ssms_scan_forgets_where_a_document_begins(gated: bool) -> None:
-    """It has no seq_idx; A down to 1e-4 and biases make the steps that forget hard to choose."""
+    """It has no seq_idx; A down to 1e-4 and biases make it hard to choose the clearing steps."""
     inputs = scan_named(gated)
     with torch.no_grad():
         inputs["A"][0] *= 1e-4
@@ -87,8 +87,8 @@ def test_mamba_ssms_scan_forgets_where_a_document_begins(gated: bool) -> None:
     @given(rows(LENGTH))
     def each(lengths: Lengths) -> None:
         along = ["x", "dt", "B", "C", "z"]
-        # A and D are float32, as the kernel has them, and so are their gradients. Those of A
-        # reach 300, of which float32 keeps 2e-5; the small ones beside them are sums of large.
+        # A and D are float32, as in the kernel, and so are their gradients. Those of A reach 300,
+        # of which float32 keeps 2e-5; the small ones beside them are sums of large numbers.
         assert_as_alone(run, inputs, along, lengths, within=5e-5)
 
     interface = SimpleNamespace(selective_scan_fn=doubled)
@@ -99,7 +99,7 @@ def test_mamba_ssms_scan_forgets_where_a_document_begins(gated: bool) -> None:
 def by_documents(
     seq_idx: Tensor | None, run: Callable[[int, slice], Tensor], like: Tensor
 ) -> Tensor:
-    """What a library does that takes seq_idx (b, l): each document by itself."""
+    """Compute each document by itself, like a library that takes seq_idx (b, l)."""
     y = torch.zeros_like(like)  # (b, l, ...)
     for row in range(len(like)):
         numbers_ = torch.zeros(like.shape[1]) if seq_idx is None else seq_idx[row]  # (l,)
@@ -161,7 +161,7 @@ def test_kernels_that_know_documents_are_reported_by_their_names() -> None:
 @pytest.mark.parametrize("queries", [12, 7])
 @pytest.mark.parametrize("window", [0, 3])
 def test_flash_takes_documents_as_sequences_of_their_own(window: int, queries: int) -> None:
-    """The last queries of a row have keys of documents before them, which then have no query."""
+    """The last queries of a row have keys of earlier documents, which then have no query."""
     lengths = [[5, 1, 6], [12]]
     q, k, v = (normal(2, 12, 2, 4, seed=at).detach() for at in range(3))
     q = q[:, -queries:]
@@ -196,7 +196,7 @@ def test_flash_takes_documents_as_sequences_of_their_own(window: int, queries: i
 
 
 def test_softplus_of_the_stand_in_is_that_of_the_scan() -> None:
-    """So that the tests above compare the same thing."""
+    """Otherwise the tests above would not compare the same thing."""
     values = scan_inputs(1, 9, 2, 3, torch.float64)
     x, dt, A, B, C, D, z, bias = values
     y = selective_scan(*values)

@@ -1,4 +1,4 @@
-"""Every operation on rows of several documents gives what it gives for each document alone."""
+"""Every operation gives, on rows of several documents, what it gives for each document alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def assert_as_alone(
     lengths: Lengths,
     within: float = 1e-10,
 ) -> None:
-    """Compare the output and all gradients; `along` are the inputs that have a length."""
+    """Compare the output and all gradients; `along` names the inputs that have a length."""
     y = run(inputs, Documents(numbers(lengths)))
     expected = torch.zeros_like(y)
     for row, steps in places(lengths):
@@ -129,7 +129,7 @@ def test_ssd(monkeypatch: pytest.MonkeyPatch, chunk: int, heads: int, groups: in
 
 @pytest.mark.parametrize("name", ["ssd", "scan"])
 def test_a_large_step_of_one_document_costs_the_next_no_digits(name: str) -> None:
-    """A step of e^-10000 before it: float32, as differences of sums would lose the small ones."""
+    """The next document's float32 steps are small; differences of sums would lose them."""
     lengths = [[10, 5, 40, 9]]
     if name == "ssd":
         inputs = ssd_inputs(1, 64, 2, 4, 1, 3, dtype=torch.float32)
@@ -145,7 +145,7 @@ def test_a_large_step_of_one_document_costs_the_next_no_digits(name: str) -> Non
             return ssd(**given, chunk=64, documents=documents)
         return selective_scan(**given, documents=documents)
 
-    # Gradients of what all steps share are as large as the steps; those of each step are held here.
+    # Gradients of what all steps share are as large as the steps; here each step's are compared.
     y = run(inputs, Documents(numbers(lengths)))
     steps = slice(15, 55)
     part = {
@@ -190,7 +190,7 @@ def test_attention_with_padding_too(monkeypatch: pytest.MonkeyPatch, way: str) -
     o = attention(q, k, v, mask=mask, documents=documents)
     torch.testing.assert_close(o[:, :5], attention(q[:, :5], k[:, :5], v[:, :5]))
     torch.testing.assert_close(o[:, 7:], attention(q[:, 7:], k[:, 7:], v[:, 7:]))
-    assert (o[:, 5:7] == 0).all()  # they are padding, and see nothing but padding
+    assert (o[:, 5:7] == 0).all()  # they are padding, and see only padding
 
 
 def test_positions_begin_anew() -> None:
@@ -209,13 +209,13 @@ def test_nothing_is_made_for_chunks_without_a_boundary() -> None:
     assert documents.seen(slice(0, 8)) is None and documents.begin_in(0, 8) == []
     assert documents.begin_in(8, 16) == [(0, 2)] and documents.begin_in(16, 24) == [(1, 0)]
     assert documents.seen(slice(8, 16)) is not None  # a document begins inside
-    assert documents.seen(slice(16, 24)) is not None  # and with it
+    assert documents.seen(slice(16, 24)) is not None  # and at its start
     assert documents.seen(slice(24, 32)) is None
     assert documents.seen(slice(8, 16)) is documents.seen(slice(8, 16))
 
 
-# The fast implementations, with stand-ins that do what their libraries document: what is tested is
-# how they are called. The real ones take a GPU.
+# The fast implementations, with stand-ins that do what their libraries document: the tests check
+# how they are called. The real ones need a GPU.
 
 
 @pytest.mark.parametrize("silu", [True, False])

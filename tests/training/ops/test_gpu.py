@@ -1,10 +1,10 @@
 """The fast implementations against the torch ones, on a GPU.
 
-Tolerances are relative: the norm of the difference over the norm of the torch one, for the result
-and for each gradient. float32: 4e-3, since kernels multiply in TensorFloat-32, which cuts a factor
-off after 10 bits of its mantissa: up to 2^-10 of it, half of that on average, all in one direction.
-A product of two factors is too small by 1e-3, and SSD's kernels chain three of them. bfloat16:
-2e-2, its 8 bits, a few times over.
+Tolerances are relative: the norm of the difference over the norm of torch's, for the result and for
+each gradient. float32: 4e-3, because kernels multiply in TensorFloat-32, which truncates a factor's
+mantissa to 10 bits: by up to 2^-10 of it, half of that on average, always in the same direction. A
+product of two factors is too small by 1e-3, and SSD's kernels chain three of them. bfloat16: 2e-2,
+a few times the error of its 8 bits.
 """
 
 # ruff: noqa: N806  (A, B, C, D are the paper's own names)
@@ -30,7 +30,7 @@ from training.ops.ssd import ssd
 
 pytestmark = [
     pytest.mark.hardware("GPU"),
-    pytest.mark.processes,  # Triton asks ldconfig and compiles
+    pytest.mark.processes,  # Triton calls ldconfig and compiles
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
 
@@ -51,7 +51,7 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 
 def scan_inputs() -> tuple[Work, list[Tensor], list[Tensor]]:
-    """What computes, its inputs of the dtype in question, and those that are float32 always."""
+    """Return the computation, its inputs in the dtype under test, and those that stay float32."""
     b, l, d, n = 2, 333, 64, 16  # noqa: E741
     narrow = [normal(b, l, d, seed=1), normal(b, l, d, seed=2), normal(b, l, n, seed=3)]
     narrow += [normal(b, l, n, seed=4), normal(b, l, d, seed=5)]
@@ -114,7 +114,7 @@ CASES = {
 
 
 def computed(work: Work, given: list[Tensor]) -> list[Tensor]:
-    """The result, and the gradient of each input."""
+    """Return the result, and the gradient of each input."""
     inputs = [value.detach().clone().requires_grad_() for value in given]
     y = work(*inputs)
     weight = normal(*y.shape, seed=9).to(y.dtype)

@@ -1,6 +1,6 @@
-"""The Triton kernels of the selective scan against the torch one, by Triton's interpreter.
+"""The Triton kernels of the selective scan against the torch one, in Triton's interpreter.
 
-They are compiled for GPUs, too; what one makes of them is tests/training/ops/test_gpu.py's affair.
+They are also compiled for GPUs; tests/training/ops/test_gpu.py tests their results there.
 """
 
 # ruff: noqa: N806  (A, B, C, D are the paper's own names)
@@ -43,7 +43,7 @@ CASES = {
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module, with short chunks."""
+    """Return the module, with short chunks."""
     from training.ops.gpu import scan
 
     monkeypatch.setattr(scan, "CHUNK", 8)
@@ -59,7 +59,7 @@ def inputs(
     gated: bool = True,
     biased: bool = True,
 ) -> tuple[list[Tensor | None], Documents | None]:
-    """x, dt, A, B, C, D, z and dt_bias, the last two maybe None, and where documents begin."""
+    """Make x, dt, A, B, C, D, z and dt_bias, the last two maybe None, and the documents."""
     random = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -76,7 +76,7 @@ def inputs(
 
 
 def computed(work: Any, given: list[Tensor | None], documents: Documents | None) -> list[Tensor]:
-    """The result, and the gradient of each input."""
+    """Return the result, and the gradient of each input."""
     leaves = [None if one is None else one.detach().requires_grad_() for one in given]
     y = work(*leaves, documents)
     weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))  # (b, l, d)
@@ -127,7 +127,7 @@ def test_in_bfloat16_sums_are_float32(kernels: ModuleType) -> None:
 
 
 def test_steps_may_lie_far_apart(kernels: ModuleType, tmp_path: Path) -> None:
-    """As they do in long sequences, the last of which is beyond 2^31 numbers."""
+    """As in long sequences, the last step of which is beyond 2^31 numbers."""
     given, _ = inputs(length=24)
     wanted = computed(torch_scan, given, None)
     step = 1 << 27
@@ -144,7 +144,7 @@ def test_steps_may_lie_far_apart(kernels: ModuleType, tmp_path: Path) -> None:
 
 
 def test_what_nothing_is_left_of_makes_no_nan(kernels: ModuleType) -> None:
-    """Steps so long that each decay is 0, and so short that it is 1."""
+    """Steps so long that each decay is 0, or so short that it is 1."""
     given, _ = inputs(length=9)
     given[1] = torch.tensor([1e4, -1e4, 0.0]).repeat(3)[None, :, None].expand(1, 9, 32)
     for one in computed(kernels.Scan.apply, given, None):
@@ -154,7 +154,7 @@ def test_what_nothing_is_left_of_makes_no_nan(kernels: ModuleType) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("architecture", ["90", "100", "120"])
 def test_they_compile_for_a_gpu(architecture: str, tmp_path: Path) -> None:
-    """Hopper and the two Blackwells that cuda13-mamba is built for, by Triton's own assembler."""
+    """Hopper and the two Blackwells that cuda13-mamba is built for, with Triton's own assembler."""
     argv = [sys.executable, "-m", "tests.training.support.compiled_kernels", architecture]
     own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(

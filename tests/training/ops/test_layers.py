@@ -1,4 +1,4 @@
-"""Convolution, norm and loss against what they compute, written down naively."""
+"""Convolution, norm and loss against naive versions of them."""
 
 import math
 from typing import Any
@@ -95,7 +95,7 @@ def test_loss_leaves_out_what_does_not_count() -> None:
 
 
 def test_loss_of_parts_is_that_of_the_whole() -> None:
-    """Weighted, over one total: so micro-batches and ranks add up, however uneven they are."""
+    """Weighted, over one total: so uneven micro-batches and ranks add up, too."""
     hidden = torch.randn(4, 13, 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(11, (4, 13))

@@ -1,4 +1,4 @@
-"""How kernels of libraries are called, by stand-ins that refuse what the real ones do."""
+"""How library kernels are called, with stand-ins that refuse what the real ones do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from training.ops.norm import rms_norm
 def causal_conv1d_fn(
     x: Tensor, weight: Tensor, bias: Any = None, seq_idx: Any = None, activation: Any = None
 ) -> Tensor:
-    """Take x (b, d, l), with what csrc/causal_conv1d.cpp of causal-conv1d 1.6.1 checks."""
+    """Check x (b, d, l) as csrc/causal_conv1d.cpp of causal-conv1d 1.6.1 does."""
     assert x.stride(1) == 1 and x.shape[1] % 8 == 0
     assert x.stride(0) % 8 == 0 and x.stride(2) % 8 == 0
     assert 2 <= weight.shape[1] <= 4
@@ -37,7 +37,7 @@ def causal_conv1d_fn(
 def test_the_convolution_of_what_its_kernel_does_not_take(
     channels: int, taps: int, between: int, noted: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in Mamba-2 with tensor parallelism, where x is a part of what a rank has of a product."""
+    """As in Mamba-2 with tensor parallelism, where x is a part of a rank's product."""
     x = normal(2, 16, between)[..., 4 : 4 + channels]  # (b, l, d)
     weight, bias = normal(channels, 1, taps), normal(channels)
     conv._note_unfit.cache_clear()

@@ -1,4 +1,4 @@
-"""Rows that ranks share give each rank what the whole rows give one, in outputs and gradients."""
+"""Rows that ranks share give each rank its part of the whole rows' outputs and gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = torch.zeros(2, 10)
 def test_each_operation_is_that_of_the_whole_rows(ranks: int) -> None:
     """Pieces of 3 to 147 positions; documents that end with a piece, beside it and across three.
 
-    And pieces and documents that are drawn.
+    Random pieces and documents, too.
     """
     done = run(ranks, program=("-m", "tests.training.support.pieces_spread"), timeout=600)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ def made(
     gated: bool = True,
     seed: int = 0,
 ) -> list[Tensor]:
-    """x, dt, A, B, C, D, and where it is gated z and dt_bias."""
+    """Make x, dt, A, B, C, D, and if it is gated z and dt_bias."""
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -43,7 +43,7 @@ def recurrence(
     z: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """The definition: one step after the other."""
+    """Compute the definition: one step after the other."""
     delta = F.softplus(dt if dt_bias is None else dt + dt_bias)
     h = x.new_zeros(x.shape[0], *A.shape)
     ys = []
@@ -118,7 +118,7 @@ def test_it_survives_extreme_steps(size: float) -> None:
 
 
 def test_little_is_kept_for_the_backward_pass() -> None:
-    """Kept per position: a few times d and n, not d times n."""
+    """Per position, it keeps a few times d and n numbers, not d times n."""
     b, l, d, n = 1, 512, 32, 16  # noqa: E741
     kept = []
 

@@ -1,4 +1,4 @@
-"""Softplus as Neuron gets it: equal to torch's, at every size of x, with its gradient."""
+"""Softplus as Neuron computes it: equal to torch's at every size of x, with its gradient."""
 
 # ruff: noqa: N806  (A, B, C are the paper's own names)
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_off_neuron_it_is_torchs_own() -> None:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes the operations of torch that are computed in its block."""
+    """Records the torch operations that are computed in its block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Recorder(TorchDispatchMode):
 
 
 def test_no_operation_on_neuron_computes_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On meta tensors, which take the device's place: they have shapes and no values."""
+    """Runs on meta tensors in place of the device's: they have shapes but no values."""
     monkeypatch.setattr(module, "NEURON", "meta")
     monkeypatch.setattr(torch_ops, "check_ssd", lambda *_: None)
     monkeypatch.setattr(torch_ops._SSD, "apply", lambda x, *_: x)

@@ -1,4 +1,4 @@
-"""SSD and the gated norm against what they compute, written down naively."""
+"""SSD and the gated norm against naive versions of them."""
 
 # ruff: noqa: N803, N806  (A, B, C, D are the paper's own names)
 import itertools
@@ -16,7 +16,7 @@ from training.ops import ssd as ssd_module
 from training.ops.gated_norm import GatedRMSNorm, gated_rms_norm
 from training.ops.ssd import ssd, ssd_from
 
-CHUNK = 64  # the model's: on a CPU the operation takes its own
+CHUNK = 64  # the model's; on a CPU the operation uses its own
 
 
 def ssd_inputs(
@@ -49,7 +49,7 @@ def ssd_inputs(
 def recurrence(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor
 ) -> Tensor:
-    """The definition: one step after the other, with B and C written out for every head."""
+    """Compute the definition: one step after the other, with B and C expanded to every head."""
     heads = x.shape[2] // B.shape[2]
     B, C = B.repeat_interleave(heads, dim=2), C.repeat_interleave(heads, dim=2)  # (b, l, h, n)
     delta = F.softplus(dt + dt_bias)  # (b, l, h)
@@ -108,7 +108,7 @@ def test_ssd_needs_no_bias_of_the_steps() -> None:
 
 
 def test_ssd_takes_views_of_one_projection() -> None:
-    """As in the model: x, B and C are columns of one tensor, and dy may be transposed."""
+    """As in the model, x, B and C are columns of one tensor, and dy may be transposed."""
     inputs = ssd_inputs(2, 70, 4, 8, 2, 3)
     names, sizes = ("x", "B", "C"), (32, 6, 6)
     one = torch.cat([inputs[name].flatten(2) for name in names], dim=-1).detach().requires_grad_()
@@ -130,7 +130,7 @@ def test_ssd_in_float32_is_close_to_float64() -> None:
 
 
 def test_small_steps_after_a_large_one_keep_their_digits() -> None:
-    """A step of e^-10000 wipes the state; the small ones after it decay as they do alone."""
+    """A step of e^-10000 clears the state; the small ones after it decay as they do alone."""
     inputs = ssd_inputs(1, 60, 2, 4, 1, 3)
     with torch.no_grad():
         inputs["dt"][:, 10] = 1e4
@@ -139,7 +139,7 @@ def test_small_steps_after_a_large_one_keep_their_digits() -> None:
         inputs["x"][:, :11] = 0
     y = ssd(**{name: value.float() for name, value in inputs.items()}, chunk=CHUNK).double()
     expected = recurrence(**inputs)
-    # With sums in float32 these are 2e-4 for y and 4e-3 for A's gradient.
+    # With float32 sums, the errors are 2e-4 for y and 4e-3 for A's gradient.
     for name, found, wanted in [("y", y, expected), *both_gradients(inputs, y, expected)]:
         assert (found - wanted).norm() < 1e-5 * wanted.norm(), name
 
@@ -168,7 +168,7 @@ def test_ssd_survives_extreme_steps(dt: float, decay: float) -> None:
 
 
 def kept_by(length: int) -> int:
-    """Numbers that are kept for the backward pass."""
+    """Count the numbers that are kept for the backward pass."""
     kept = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def test_ssd_keeps_the_inputs_and_one_state_a_chunk() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Notes how large the tensors become that operations make."""
+    """Records the sizes of the tensors that operations make."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ def test_ssd_goes_on_from_a_state(cuts: tuple[int, ...]) -> None:
     inputs = ssd_inputs(2, 90, 4, 8, 2, 3)
     steps = {name: inputs[name] for name in ("x", "dt", "B", "C")}
     heads = {name: inputs[name] for name in ("A", "D", "dt_bias")}
-    state = torch.zeros(2, 3, 2, 16, dtype=torch.float64).transpose(1, 2)  # of any strides
+    state = torch.zeros(2, 3, 2, 16, dtype=torch.float64).transpose(1, 2)  # with any strides
     ys = []
     for first, last in itertools.pairwise(cuts):
         part = {name: value[:, first:last] for name, value in steps.items()}
@@ -243,7 +243,7 @@ def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def naive_norm(x: Tensor, z: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
-    """The definition: one group after the other."""
+    """Compute the definition: one group after the other."""
     gated = x * z / (1 + torch.exp(-z))
     normal = [t / torch.sqrt((t * t).mean(-1, keepdim=True) + eps) for t in gated.chunk(groups, -1)]
     return weight * torch.cat(normal, dim=-1)
@@ -300,7 +300,7 @@ def test_gated_norm_keeps_its_inputs_and_one_number_a_group() -> None:
 
 @pytest.mark.parametrize("limit", [(0.3, 0.9), (0.5, math.inf), (0.0, 0.6)])
 def test_a_limit_keeps_delta_within_it(limit: tuple[float, float]) -> None:
-    """Against the recurrence that is given the limited delta, gradients by torch's own clamp."""
+    """Compare with the recurrence for the limited delta; gradients come from torch's own clamp."""
     inputs = ssd_inputs(2, 70, 4, 3, 2, 5)
     x, dt, A, B, C, D = (inputs[name].requires_grad_() for name in ("x", "dt", "A", "B", "C", "D"))
     bias = inputs["dt_bias"].requires_grad_()

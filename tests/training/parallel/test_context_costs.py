@@ -25,7 +25,7 @@ FLOAT = 4  # bytes of a number in float32
 
 
 def sent(sizes: Sizes, ranks: int, rank: int) -> int:
-    """Bytes that a rank sends in a step, by the formulas."""
+    """Return the bytes that a rank sends in a step, by the formulas."""
     if isinstance(sizes, HybridConfig):
         mamba = sizes.pattern.count(MAMBA) * of_state(sizes.mamba, ranks, rank)
         return mamba + sizes.pattern.count(ATTENTION) * of_attention(sizes.attention, ranks)
@@ -37,7 +37,7 @@ def sent(sizes: Sizes, ranks: int, rank: int) -> int:
 
 
 def of_state(sizes: MambaConfig | Mamba2Config, ranks: int, rank: int) -> int:
-    """Of a layer of Mamba-1 or Mamba-2: forward to the ranks after, back to those before."""
+    """For a layer of Mamba-1 or Mamba-2: forward to later ranks, backward to earlier ones."""
     if isinstance(sizes, Mamba2Config):
         channels, numbers = sizes.d_conv_in, sizes.d_inner * sizes.d_state + sizes.n_head
     else:
@@ -49,7 +49,7 @@ def of_state(sizes: MambaConfig | Mamba2Config, ranks: int, rank: int) -> int:
 
 
 def of_attention(sizes: LlamaConfig, ranks: int) -> int:
-    """Of a layer of attention: keys and values twice, and their gradients once, to each other."""
+    """For a layer of attention: keys and values twice, and their gradients once, to all others."""
     longest = -(-LENGTH // ranks)
     return 3 * (ranks - 1) * 2 * BATCH * longest * sizes.n_kv_head * sizes.d_head * FLOAT
 

@@ -25,7 +25,7 @@ RECOMPUTED = ("low_cpu_fsdp=True", "fsdp_activation_checkpointing=True")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Packed documents of 1 to 90 tokens: some lie in four pieces, some in one."""
+    """Packed documents of 1 to 90 tokens: some span four pieces, some lie in one."""
     file = tmp_path_factory.mktemp("packed") / "short.npy"
     with PackedWriter(file) as writer:
         for at in range(500):
@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, data: str) -> Any:
-    """Folders of runs on one process, with a checkpoint every two steps, made once each."""
+    """Return folders of runs on one process, with a checkpoint every two steps, each made once."""
     made: dict[str, Path] = {}
 
     def find(name: str) -> Path:
@@ -48,7 +48,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, data: str) -> Any:
 
 
 def train(save: Path, data: str, ranks: int, degree: int, name: str, *changes: str) -> None:
-    """Train with so many ranks to a sequence, by `python -m training --config`."""
+    """Train with `degree` ranks per sequence, with `python -m training --config`."""
     save.mkdir(exist_ok=True)
     file = save / "config.yaml"
     balance = "balance_coefficient: 0.1" if name == "mixtral-tiny" else ""
@@ -72,7 +72,7 @@ def train(save: Path, data: str, ranks: int, degree: int, name: str, *changes: s
 
 
 def same(one: Path, other: Path, first: int = 0) -> None:
-    """Both have the same losses and the same gradient norms, after so many steps."""
+    """Check that both have the same losses and gradient norms after the first steps."""
     expected, found = steps(one)[first:], steps(other)
     assert [line["tokens_seen"] for line in found] == [line["tokens_seen"] for line in expected]
     for what, within in (("loss", 1e-5), ("grad_norm", 5e-5)):
@@ -83,7 +83,7 @@ def same(one: Path, other: Path, first: int = 0) -> None:
 @processes
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_logits_and_gradients_are_those_of_one_rank(ranks: int) -> None:
-    """Each family: documents or none, both engines, recomputed, beside tensor parallelism."""
+    """Each family: with and without documents, both engines, recomputed, and tensor parallel."""
     done = run(ranks, program=("-m", "tests.training.support.context_spread"), timeout=600)
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines() if ": " in line] == [
@@ -125,7 +125,7 @@ def test_it_goes_with_tensor_parallelism(tmp_path: Path, data: str, alone: Any, 
 def test_a_checkpoint_goes_on_with_another_degree(
     tmp_path: Path, data: str, alone: Any, name: str
 ) -> None:
-    """From two ranks that share each sequence to one, to four and to two: to the bit then."""
+    """From two ranks per sequence to one, four and two: with two, bit for bit."""
     two = tmp_path / "two"
     train(two, data, 2, 2, name)
     kept = "checkpoints/step_2_ckp"
@@ -140,7 +140,7 @@ def test_a_checkpoint_goes_on_with_another_degree(
 
 @processes
 def test_a_stream_goes_on_with_another_degree(tmp_path: Path) -> None:
-    """Texts that are tokenized as they are read: whose place only the ranks that read know."""
+    """Texts are tokenized as they are read, so only the ranks that read know the position."""
     texts = tmp_path / "texts"
     texts.mkdir()
     lines = [json.dumps({"text": f"text {at} " * (1 + at * 7 % 19)}) for at in range(200)]

@@ -1,4 +1,4 @@
-"""Documents that begin anew, on ranks that share a model: as alone; and runs that go on exactly."""
+"""Separate documents on ranks that share a model: as if alone; and runs that resume exactly."""
 
 from __future__ import annotations
 

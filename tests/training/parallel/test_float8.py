@@ -1,4 +1,4 @@
-"""Where linear layers compute in float8, and what is said where they do not."""
+"""Where linear layers compute in float8, and the message where they do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses depend on the global batch alone: not on ranks, sharding, engine or accumulation."""
+"""Losses depend only on the global batch: not on ranks, sharding, engine or accumulation."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Found = Mapping[int, Mapping[str, list[float]]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Their losses, by the number of processes."""
+    """The losses, by number of processes."""
     data = write_text(tmp_path_factory.mktemp("text"))
     losses: dict[int, Any] = {}
     for ranks in matrix.CASES:

@@ -1,4 +1,4 @@
-"""Memory that is traded for: saved as promised, no loss changes, what cannot be is refused."""
+"""Trading for memory: as much is saved as promised, losses stay the same, the rest is refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Count(TorchDispatchMode):
 
 @functools.cache
 def computed(name: str, **settings: Any) -> tuple[int, int, list[Any]]:
-    """Products, all operations, and gradients of a step."""
+    """Return the products, all operations, and the gradients of a step."""
     model = filled(preset(name))
     memory.mark_recomputed(model.blocks, ParallelConfig(**settings))
     tokens = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(1))  # (b, l)
@@ -106,7 +106,7 @@ def test_no_loss_depends_on_the_policy(
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ENGINES)
 def test_gradients_are_reduced_as_asked(tmp_path: Path, data: str, engine: str) -> None:
-    """Two ranks: the first loss has seen no reduction, the later ones differ by its rounding."""
+    """On two ranks, the first loss precedes any reduction; later ones differ by its rounding."""
     flags = ("--precision=bf16", f"--fsdp_engine={engine}")
     found = {
         how: train(tmp_path / how, data, 2, 2, STEPS, *flags, f"--reduce_precision={how}")
@@ -128,7 +128,7 @@ def test_fsdp1_is_reported_whether_to_limit_its_gathers(
 
 @pytest.mark.processes
 def test_weights_are_gathered_and_let_go_as_asked(tmp_path: Path) -> None:
-    """With FSDP1 and FSDP2 alike: two gathers, or that of the next block too; kept, or let go."""
+    """FSDP1 and FSDP2 alike: two gathers, or also the next block's; weights kept, or released."""
     done = run(2, f"{tmp_path}/found", program=("-m", "tests.training.support.gathered"))
     assert done.returncode == 0, done.stderr
     expected = {"plain": [2, 0.5, 0.5], "kept": [2, 1, 0.5], "ahead": [3, 0.5, 0.5]}
@@ -161,7 +161,7 @@ def test_auto_reduces_in_what_the_blocks_compute_in() -> None:
 
 
 def refusals() -> list[tuple[tuple[str, ...], str]]:
-    """Flags, and what is reported of them."""
+    """Return flags, and the messages about them."""
     found: list[tuple[tuple[str, ...], str]] = [
         ((SELECTIVE,), "checkpointing_policy: only fsdp_activation_checkpointing=True"),
         (("--selective_checkpointing=2",), "selective_checkpointing: only fsdp_activation_"),

@@ -28,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, data: str) -> Path:
-    """One process by the default backend."""
+    """A run of one process with the default backend."""
     save = tmp_path_factory.mktemp("plain")
     train(save, data, 0)
     return save
@@ -41,7 +41,7 @@ def train(save: Path, data: str, ranks: int, *changes: str, degree: int = 1) -> 
         "model": SIZES,
         "data": {"dataset_path": data, "seq_length": 17, "batch_size": batch},
         "optim": {"learning_rate": 3e-3},
-        "schedule": {"name": "constant", "warmup": 0.0},  # the same whatever num_steps is
+        "schedule": {"name": "constant", "warmup": 0.0},  # independent of num_steps
         "parallel": {"tensor_parallel": degree},
         "run": {"num_steps": STEPS, "checkpoint_interval": 2, "save_ckpt_path": str(save)},
     }

@@ -1,4 +1,4 @@
-"""Activations in another memory: what leaves, when it comes back, and that nothing changes."""
+"""Activations in another memory: what leaves, when it returns, and that nothing changes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ BLOCKS, LEAST = 5, 4096
 
 
 class OtherMemory:
-    """Stands for the host's: copies are made at once, and noted."""
+    """Stands in for the host's memory: copies are made at once, and recorded."""
 
     device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.there: list[Tensor] = []
-        self.fetched_at: list[int] = []  # for each fetch, how many blocks had begun to go back
+        self.fetched_at: list[int] = []  # for each fetch, blocks already in the backward pass
         self.waits: list[tuple[int, int]] = []
-        """For each wait until copies have left: for how many it is, and how many there are."""
+        """For each wait until copies have left: how many it waits for, and how many there are."""
         self.backward_of = 0
 
     def send(self, here: Tensor) -> Tensor:
@@ -76,9 +76,9 @@ def test_gradients_are_the_same_to_the_bit(name: str, recompute: bool) -> None:
 
 
 def test_parameters_stay_and_a_storage_leaves_once() -> None:
-    """What leaves of a block is what the block made: 12 storages, seen by some 30 saved tensors."""
+    """What leaves a block is what it made: 12 storages, seen by some 30 saved tensors."""
     model, memory = model_of("llama-tiny"), OtherMemory()
-    Offload(memory, horizon=4, least=LEAST).attach(model.blocks)  # so that one block's leaves
+    Offload(memory, horizon=4, least=LEAST).attach(model.blocks)  # only one block's leave
     weights = {one.untyped_storage().nbytes() for one in model.blocks[0].parameters()}
     tokens = torch.zeros(2, 24, dtype=torch.long)  # (b, l)
     model(tokens, tokens)
@@ -94,13 +94,13 @@ def test_a_recomputed_block_sends_its_input_only() -> None:
     tokens = torch.zeros(2, 24, dtype=torch.long)  # (b, l)
     model(tokens, tokens)
     assert [one.numel() for one in memory.there] == [2 * 24 * 128 * 4] * (BLOCKS - 1)
-    # It is let go when the block after it is done, without waiting for what that one sends.
+    # A block is released when the next one is done, without waiting for what that one sends.
     assert memory.waits == [(1, 2), (2, 3), (3, 4), (4, 4)]
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 3])
 def test_a_block_is_fetched_a_horizon_ahead(horizon: int) -> None:
-    """And those of the last blocks, which would come back at once, never leave."""
+    """Those of the last blocks, which would return at once, never leave."""
     model, memory = model_of("llama-tiny", recompute=True), OtherMemory()
     Offload(memory, horizon, least=LEAST).attach(model.blocks)
 
@@ -112,7 +112,7 @@ def test_a_block_is_fetched_a_horizon_ahead(horizon: int) -> None:
     tokens = torch.zeros(2, 24, dtype=torch.long)  # (b, l)
     model(tokens, tokens).backward()
     assert len(memory.there) == BLOCKS - horizon
-    # The block that goes back as number n begins to fetch that of number n + horizon.
+    # The n-th block of the backward pass starts to fetch the (n + horizon)-th.
     assert memory.fetched_at == [n + 1 for n in range(BLOCKS - horizon)]
 
 

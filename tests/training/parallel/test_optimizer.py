@@ -43,7 +43,7 @@ def test_decay_is_for_matrices(name: str) -> None:
 
 
 def optimized(**optim: Any) -> tuple[torch.nn.Module, torch.optim.AdamW]:
-    """A model and its optimizer, which have taken two steps."""
+    """Return a model and its optimizer after two steps."""
     model = filled(MambaConfig(d_model=32, n_layer=1, vocab_size=64))
     optimizer = make_optimizer(model, OptimConfig(**optim), CPU)
     for _ in range(2):
@@ -57,7 +57,7 @@ def optimized(**optim: Any) -> tuple[torch.nn.Module, torch.optim.AdamW]:
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("now", [False, True])
 def test_a_restored_optimizer_has_the_settings_that_were_asked_for(before: bool, now: bool) -> None:
-    """The moments are the checkpoint's."""
+    """Only the moments come from the checkpoint."""
     backend = find_backend("fsdp")
     old_model, old = optimized(decay_all=before)
     others = {"weight_decay": 0.3, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6}

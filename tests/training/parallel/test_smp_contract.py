@@ -1,6 +1,6 @@
 """The calls into torch.sagemaker, against its documented interface (smp_contract/).
 
-The library itself is not here: this shows how it is called, not what it does.
+The library itself is not installed: this shows how it is called, not what it does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODEL = (
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Lines of as many tokens as a sequence has, so that both ways count the same targets."""
+    """Lines with as many tokens as a sequence, so that both ways count the same targets."""
     folder = tmp_path_factory.mktemp("data")
     rows = [[(start + place) % 64 for place in range(32)] for start in range(50)]
     lines = [json.dumps({"input_ids": row, "attention_mask": [1] * 32}) for row in rows]
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def train(folder: Path, *flags: str, program: Any = PROGRAM) -> tuple[str, list[dict[str, Any]]]:
-    """Train on two ranks; what was reported, and what rank 1 called."""
+    """Train on two ranks; returns the output, and the calls of rank 1."""
     before = (f"{folder}.calls",) if program == PROGRAM else ()
     done = run(2, *before, *MODEL, f"--checkpoint_dir={folder}", *flags, program=program)
     assert done.returncode == 0, done.stderr

@@ -83,7 +83,7 @@ def test_compiled_blocks_give_the_same_losses(tmp_path: Path, data: str, alone: 
 
 
 def test_the_published_command_line_scaled_down(tmp_path: Path, data: str) -> None:
-    """The flags of the known program, its checkpoint flags in both spellings."""
+    """The flags of the known program, with its checkpoint flags in both spellings."""
     done = run(
         2,
         "--model_name=mamba-tiny",

@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, data: str) -> Any:
-    """Folders of runs on one process, with a checkpoint every two steps, made once each."""
+    """Return folders of runs on one process, with a checkpoint every two steps, each made once."""
     made: dict[str, Path] = {}
 
     def find(name: str) -> Path:
@@ -41,13 +41,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory, data: str) -> Any:
 
 
 def shared(save: Path, data: str, name: str, ranks: int, degree: int, *flags: str) -> None:
-    """Train with so many ranks to a layer."""
+    """Train with `degree` ranks per layer."""
     asked = (f"--model_name={name}", f"--tensor_parallel={degree}", "--checkpoint_interval=2")
     train(save, data, ranks, GLOBAL_BATCH * degree // ranks, STEPS, *asked, *flags)
 
 
 def same(one: Path, other: Path, first: int = 0) -> None:
-    """Both have the same losses and the same gradient norms, after so many steps."""
+    """Check that both have the same losses and gradient norms after the first steps."""
     expected, found = steps(one)[first:], steps(other)
     assert [line["tokens_seen"] for line in found] == [line["tokens_seen"] for line in expected]
     for what, within in (("loss", 1e-5), ("grad_norm", 5e-5)):
@@ -78,10 +78,10 @@ def test_the_degree_changes_nothing(
 @pytest.mark.parametrize(
     ("ranks", "degree", "sizes"),
     [
-        (4, 4, {**GROUPS, "n_groups": 2, "bias": True}),  # two ranks to a group and its norm
+        (4, 4, {**GROUPS, "n_groups": 2, "bias": True}),  # two ranks per group and norm
         (2, 2, {**GROUPS, "n_groups": 4, "norm_across_groups": True}),
-        (2, 2, {**GROUPS, "n_groups": 2, "conv_bias": False}),  # a group to a rank
-        # Biases, and parts of one row more or less.
+        (2, 2, {**GROUPS, "n_groups": 2, "conv_bias": False}),  # one group per rank
+        # Biases, and parts that differ by one row.
         (
             4,
             2,
@@ -120,7 +120,7 @@ def test_other_sizes(
 def test_a_checkpoint_goes_on_with_another_degree(
     tmp_path: Path, data: str, alone: Any, name: str
 ) -> None:
-    """From two ranks that share each layer to one, and back, optimizer and all."""
+    """From two ranks per layer to one, and back, including the optimizer."""
     one, two = tmp_path / "one", tmp_path / "two"
     shared(tmp_path, data, name, 2, 2)
     same(alone(name), tmp_path)

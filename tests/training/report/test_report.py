@@ -1,4 +1,4 @@
-"""Reports by the command line: every state that a run's folder can be in, and pages that open."""
+"""Reports by the command line: every state that a run's folder can have, and pages that open."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert len(page.images) == 5
     held = {(tmp_path / "out" / name).read_bytes() for name in PICTURES}
     assert held == set(page.images.values()) and all(png.startswith(PNG) for png in held)
-    assert not re.search(r'(src|href)=(?!"data:)|@import|url\(', page.text)  # needs nothing
+    assert not re.search(r'(src|href)=(?!"data:)|@import|url\(', page.text)  # self-contained
 
 
 def test_runs_of_different_lengths_and_settings(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_whole_last_line_without_its_end_may_be_half_a_number(tmp_path: Path) 
 
 
 def test_a_run_that_was_resumed(tmp_path: Path) -> None:
-    """The later lines count, also where the earlier ones were not removed."""
+    """The later lines count, even if the earlier ones were not removed."""
     again = [step(number, loss=0.25) for number in range(21, 31)]
     run = write(tmp_path / "run", [*history(27), *again, shown(30, speed=3000.0)])
     page = made(tmp_path, run)
@@ -94,7 +94,7 @@ def test_a_run_that_was_resumed(tmp_path: Path) -> None:
 def test_a_run_that_lost_its_numbers(tmp_path: Path) -> None:
     lost = [step(number, loss=math.nan, grad_norm=math.inf) for number in range(31, 36)]
     page = made(tmp_path, write(tmp_path / "run", [*history(30), *lost]))
-    assert page.row()["last loss"] == "1.1667"  # that of step 30
+    assert page.row()["last loss"] == "1.1667"  # step 30's
     assert page.row()["best loss (at step)"] == "1.1667 (30)"
     assert page.notes == ["run: the loss is not a finite number in 5 steps, the first of them 31"]
     assert len(page.images) == 5
@@ -175,7 +175,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
-    """As of a folder from another system; the record of a run has such names too."""
+    """As in a folder from another system; the record of a run may have such names, too."""
     lines = [*history(12), {**evaluation(12, 1.5), "label": "\udcff"}]
     facts = {"image": {"file": "/caf\udce9.sqsh"}}
     run = write(tmp_path / "caf\udce9", lines, facts=facts)
@@ -190,7 +190,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 
 def test_a_number_of_ranks_that_is_none(tmp_path: Path) -> None:
-    """It is asked for where reports tell how fast steps were and not how long they took."""
+    """It is requested if reports contain the steps' speed but not their duration."""
     page = made(tmp_path, write(tmp_path / "run", history(12), world_size=0))
     assert page.row()["steps"] == "12 of 40"
 
@@ -255,7 +255,7 @@ def test_requests_that_are_wrong(tmp_path: Path) -> None:
 
 
 def test_a_line_that_cannot_be_written(tmp_path: Path) -> None:
-    """The page is there then, and the exit code says that not all is as it should be."""
+    """The page is still written, and the exit code says that something is wrong."""
     run = write(tmp_path / "run", history(3))
     with Path("/dev/full").open("w") as full:
         done = report(run, "-o", tmp_path / "out", to=full)

@@ -1,4 +1,4 @@
-"""What a report says of what ran, how curves are smoothed, and what they may go over."""
+"""What a report says about a run, how curves are smoothed, and what they may be drawn over."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_averages_constant_goes_by_the_length_of_the_run() -> None:
     assert decay(40) == pytest.approx(2 / 3) and decay(400) == pytest.approx(1 - 2 / 51)
     assert decay(0) == decay(15) == 0.0, "too few to be smoothed"
     assert moving_average([3.0, 1.0], 0.0) == [3.0, 1.0]
-    # The first as it is; the second with one on each side, the third with all that there are.
+    # The first alone; the second with one neighbor on each side; the third with all there are.
     averages = moving_average([1.0, math.nan, 4.0, 7.0], 0.5)
     assert averages[0] == 1.0 and math.isnan(averages[1])
     assert averages[2] == pytest.approx((0.25 * 1 + 4 + 0.5 * 7) / 1.75)
@@ -95,7 +95,7 @@ def test_the_page_says_how_it_smooths(tmp_path: Path) -> None:
 
 
 def test_training_time_adds_up_over_the_starts_of_a_run(tmp_path: Path) -> None:
-    """Steps 11 to 15 were reported by none: the run was stopped and started again after them."""
+    """Steps 11 to 15 are in no report: the run was stopped and restarted after them."""
     lines = [step(n) for n in range(1, 11)] + [shown(10, seconds_per_step=2.0)]
     lines += [step(n) for n in range(11, 21)] + [shown(20, seconds_per_step=1.0), saved(15, 1, 1)]
     lines += [step(n) for n in range(21, 24)]
@@ -117,13 +117,13 @@ def test_training_time_of_an_older_run_is_by_its_speed(tmp_path: Path) -> None:
 def test_training_time_of_a_run_that_began_with_anothers_steps(
     tmp_path: Path, speed: dict[str, float]
 ) -> None:
-    """By load_ckpt_path: these took the other run's time."""
+    """With load_ckpt_path: these took the other run's time."""
     lines = [step(n) for n in range(10_001, 10_101)]
     lines[50:50] = [shown(10_050, **speed)]
     run = read(write(tmp_path / "run", [*lines, shown(10_100, **speed)], world_size=4), "run")
     seconds = list(run.steps.columns["training_seconds"])
     assert (seconds[0], seconds[49], seconds[-1]) == (1.0, 50.0, 100.0)
-    # The lines of the steps before have been lost.
+    # The lines of the earlier steps are lost.
     lines = [shown(10_000, **speed), evaluation(9_990, 1.5), *lines]
     run = read(write(tmp_path / "torn", lines, world_size=4), "torn")
     assert list(run.steps.columns["training_seconds"]) == pytest.approx(range(1, 101))
@@ -172,7 +172,7 @@ def test_each_held_out_set_has_a_curve(tmp_path: Path) -> None:
         "1.0000",
         "wiki 1.5000, code 8.0000",
     ]
-    # Taken up again from a checkpoint before the last evaluations.
+    # Resumed from a checkpoint before the last evaluations.
     page = made(tmp_path, write(tmp_path / "back", [*lines, step(3)]))
     assert page.row()["last evaluation"] == "wiki 2.0000, code 9.0000"
 

@@ -42,7 +42,7 @@ def test_create_mamba_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_create_mamba_config_knows_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after a comma, where no shell would put it."""
+    """Also after a comma, where no shell expands it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("a", "b", "c", "fr"):
         with PackedWriter(tmp_path / f"{name}.npy") as packed:
@@ -61,7 +61,7 @@ def test_create_mamba_config_knows_the_home_folder(
 def test_data_that_is_given_twice_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rather than to write a configuration that training refuses, or that trains on it twice."""
+    """It must not write a configuration that training refuses, or that trains on it twice."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         with PackedWriter(tmp_path / f"{name}.npy") as packed:

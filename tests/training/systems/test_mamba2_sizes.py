@@ -1,4 +1,4 @@
-"""The models that the Mamba-2 system for Neuron has names for."""
+"""The models that the Mamba-2 system for Neuron knows by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config.yaml of the Composer system: read as it stands, written, and refused with its place."""
+"""The Composer system's config.yaml: read unchanged, written, and refused with the place."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ SHIPPED: dict[str, dict[str, Any]] = {
         "position_weighting": True,
     },
 }
-"""The system's file, but for the names of its 14 sources and the last digits of their weights."""
+"""The system's file, except for the names of its 14 sources and the last digits of weights."""
 
 
 def load(path: Path, **changes: Any) -> ComposerConfig:
-    """Read the system's file with changes, section__key=value; a value of ... takes it out."""
+    """Read the system's file with changes, section__key=value; a value of ... removes it."""
     content = deepcopy(SHIPPED)
     for place, value in changes.items():
         section, _, key = place.partition("__")
@@ -127,7 +127,7 @@ def test_the_systems_file_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_numbers_without_a_point(tmp_path: Path) -> None:
-    """YAML takes 5e-1 for a text."""
+    """YAML reads 5e-1 as text."""
     data = {"text_paths": [{"path": "x", "weight": "5e-1"}, {"path": "y", "weight": "5e-1"}]}
     config = load(tmp_path, data__text_paths=data["text_paths"], data__text_percentage="1e0")
     assert [part.weight for part in config.data.text_paths] == [0.5, 0.5]
@@ -308,7 +308,7 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"^scheduler.t_max: 9 steps are less than the 10 steps"):
         less = load(tmp_path, **short, scheduler__t_max="9ba")
         checkpoints.prepare(less, save, 1000, 2, said.append)
-    # Half the tokens a step before: its 10 steps are 5 of these.
+    # Steps used to have half the tokens: 10 of them are 5 of these.
     less = load(tmp_path, **short, scheduler__t_max=f"{9 * 896 * 4097}tok")
     record = {"kind": "step", "step": 10, "tokens_seen": 10 * 448 * 4097}
     (save / "metrics.jsonl").write_text(json.dumps(record) + "\n{cut off")
@@ -332,7 +332,7 @@ class Evil:
 def test_a_checkpoint_is_read_and_nothing_in_it_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Composer writes them; its own are read in tests/composer."""
+    """As Composer writes them; tests/composer reads real ones."""
     monkeypatch.chdir(tmp_path)
     sizes = models.MambaConfig(d_model=32, n_layer=1, vocab_size=61, tie_embeddings=False)
     model = filled(sizes)

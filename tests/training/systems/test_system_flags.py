@@ -1,6 +1,6 @@
-"""Each flag of the known systems' programs, written as their users write it: what it sets here.
+"""Each flag of the known systems' programs, as their users write it, and what it sets here.
 
-The pages of docs/training/systems/ say it in words and name these tests.
+The pages of docs/training/systems/ describe them and name these tests.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def test_the_curve_is_the_golden_one(family: str, tmp_path: Path) -> None:
     found = curves.train(family, tmp_path)
     assert len(found) == 60
     if curves.digest() == golden["text"]:
-        # Processors and releases of torch round differently, and a step carries that on.
+        # Processors and torch releases round differently, and each step carries that on.
         assert found == pytest.approx(golden["losses"], abs=5e-3)
-    # Another release of Python has another text, much like this one.
+    # Another release of Python has another, but similar, text.
     tenth = [sum(one[-10:]) / 10 for one in (found, golden["losses"])]
     assert tenth[0] == pytest.approx(tenth[1], abs=0.15)

@@ -32,7 +32,7 @@ def test_of_the_experts_only_those_that_are_chosen_count() -> None:
         sizes: Any = preset(name)
         with torch.device("meta"):
             model = build(sizes)
-        # Tied embeddings are a look-up once, and a product once.
+        # Tied embeddings are one look-up and one product.
         look_up = 0 if sizes.tie_embeddings else sizes.vocab_size * sizes.d_model
         matrices = [p for n, p in model.named_parameters() if p.dim() > 1 and "conv1d" not in n]
         width = sizes.d_ff if isinstance(sizes, MixtralConfig) else sizes.d_expert
@@ -46,7 +46,7 @@ def test_each_kind_of_layer_has_its_operations() -> None:
         **{"n_kv_head": 2, "d_ff": 8, "n_mamba_head": 8, "mamba_head_dim": 8, "d_state": 6},
     }
     sizes = BambaConfig(**made)
-    attention = 12 * 4 * 8 * (8 + 1) / 2  # of the one layer: heads, channels, keys on average
+    attention = 12 * 4 * 8 * (8 + 1) / 2  # for the one layer: heads, channels, keys on average
     expected = 6 * flops.weights(sizes) + attention + 3 * 15 * 64 * 6
     assert flops.per_token(sizes, 8) == pytest.approx(expected)
 

@@ -1,4 +1,4 @@
-"""A step of as many sequences whatever the ranks are: `global_batch`."""
+"""A step of equally many sequences, whatever the number of ranks: `global_batch`."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def config(**changes: Any) -> Config:
 def test_a_step_has_as_many_sequences_on_any_number_of_ranks(readers: int, batches: int) -> None:
     made = accumulate(config(global_batch=1024), readers)
     assert made.data.gradient_accumulation == batches
-    assert accumulate(made, readers) == made  # as a run's written configuration has both
+    assert accumulate(made, readers) == made  # a run's written configuration has both
 
 
 def test_without_it_nothing_changes() -> None:

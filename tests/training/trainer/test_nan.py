@@ -1,4 +1,4 @@
-"""Losses and gradients that are no numbers: reported, traced to their origin, or left out."""
+"""Losses and gradients that are not finite: reported, traced to their origin, or left out."""
 
 import json
 import subprocess
@@ -68,13 +68,13 @@ leave(enter(mamba_fsdp.configure, sys.argv[1:]))
 
 
 def broken_once(*flags: str) -> subprocess.CompletedProcess[str]:
-    """A run whose third gradient is no number."""
+    """Run training whose third gradient is not finite."""
     argv = [sys.executable, "-c", BROKEN_ONCE, *flags]
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Records of a kind; every line is JSON, which has no NaN."""
+    """Return the records of a kind; every line must be JSON, which has no NaN."""
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
@@ -88,7 +88,7 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
 def test_the_steps_before_the_one_that_stops_the_run_are_recorded(
     given: tuple[str, ...], tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    """And no evaluation of the weights after it."""
+    """No evaluation of the weights after it is recorded."""
     held_out = f"--eval_dataset_path={write_text(tmp_path / 'held')}"
     done = broken_once(*given, held_out, "--report_interval=20", *more)
     assert done.returncode == 1 and "error: step 3: grad_norm is nan" in done.stderr
@@ -100,7 +100,7 @@ def test_the_steps_before_the_one_that_stops_the_run_are_recorded(
 def test_an_evaluation_that_gives_no_number(
     given: tuple[str, ...], tmp_path: Path, on_nan: str
 ) -> None:
-    """The first step breaks the weights, and its own loss and gradient are numbers."""
+    """The first step breaks the weights, but its own loss and gradient are finite."""
     held_out = f"--eval_dataset_path={write_text(tmp_path / 'held')}"
     done = run(0, *given, EXPLODING, held_out, "--eval_interval=1", f"--on_nan={on_nan}")
     assert done.returncode == 1
@@ -132,7 +132,7 @@ def test_a_step_that_is_left_out_is_reported_and_the_run_goes_on(
 
 
 def test_a_gradient_that_was_widened_is_looked_at() -> None:
-    """As the Neuron backend's optimizer does to those in bfloat16."""
+    """The Neuron backend's optimizer widens gradients in bfloat16."""
     layer = torch.nn.Linear(2, 2, bias=False)
     layer.weight.main_grad = torch.full((2, 2), torch.nan)  # type: ignore[attr-defined]
     with pytest.raises(TrainingError, match="the gradient of weight has 4 NaN"):

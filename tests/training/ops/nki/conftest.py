@@ -1,4 +1,4 @@
-"""Lets the tests of the kernels run on NKI where it is installed, else on the model of it."""
+"""Run the kernels' tests on NKI if it is installed, else on the model of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KERNELS = "training.ops.nki"
 
 @pytest.fixture(params=["nki", "neuronxcc"])
 def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Have the kernels imported anew with this namespace, and forgotten after the test."""
+    """Import the kernels anew with this namespace, and forget them after the test."""
     installed = [name for name in ("nki", "neuronxcc") if find_spec(name)]
     if installed and request.param not in installed:
         pytest.skip(f"{request.param} is not the NKI that is installed")
@@ -27,7 +27,7 @@ def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setitem(sys.modules, name, module)
     if request.param == "neuronxcc":
         for name in ("nki", "nki.isa"):
-            monkeypatch.setitem(sys.modules, name, None)  # so that its import fails
+            monkeypatch.setitem(sys.modules, name, None)  # makes its import fail
     before = _kernels_taken()
     yield request.param
     _kernels_taken()
@@ -35,6 +35,6 @@ def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def _kernels_taken() -> dict[str, ModuleType]:
-    """Take the kernels out of the modules that are imported."""
+    """Remove the kernels from the imported modules, and return them."""
     names = [one for one in sys.modules if one == KERNELS or one.startswith(f"{KERNELS}.")]
     return {name: sys.modules.pop(name) for name in names}

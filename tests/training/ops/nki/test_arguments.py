@@ -1,4 +1,4 @@
-"""What the kernels cannot take is refused in words, with or without NKI."""
+"""What the kernels do not support is refused with a message, with or without NKI."""
 
 # ruff: noqa: N806  (B and C are the paper's own names)
 from __future__ import annotations

@@ -39,7 +39,7 @@ def with_gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 def test_outputs_and_gradients_are_those_of_torch(
     operations: ModuleType, b: int, length: int, d: int, k: int, silu: bool, biased: bool
 ) -> None:
-    """Any length, shorter than a tile, or in several tiles; the bias is inside SiLU's slope."""
+    """Any length, shorter than a tile or in several tiles; SiLU's slope includes the bias."""
     inputs = conv_inputs(b, length, d, k)[: 3 if biased else 2]
     narrow = [one.detach().float().requires_grad_() for one in inputs]
     wide_bias, narrow_bias = (inputs[2], narrow[2]) if biased else (None, None)

@@ -1,4 +1,4 @@
-"""The model of NKI refuses what NKI's documents forbid: each limit, broken, raises."""
+"""The model of NKI refuses what NKI's documents forbid: breaking any limit raises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.training.ops.nki import model
 from tests.training.ops.nki.model import ViolationError, jit, simulate
 
-# Any: what is tested is calls with wrong arguments.
+# Any: the tests call with wrong arguments.
 isa: Any = model.isa
 nl: Any = model.language
 INPUT = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -30,7 +30,7 @@ def with_gradients(y: Tensor, inputs: dict[str, Tensor]) -> list[Tensor]:
 
 
 def assert_like_torch(operations: ModuleType, inputs: dict[str, Any]) -> None:
-    """Compare y and all gradients, each by the largest number of what torch has."""
+    """Compare y and all gradients, each relative to the largest number in torch's."""
     narrow = {name: value.detach().float().requires_grad_() for name, value in inputs.items()}
     bias = narrow.get("dt_bias")
     found = operations.ssd(*[narrow[name] for name in ("x", "dt", "A", "B", "C", "D")], bias, 64)
@@ -54,7 +54,7 @@ def test_outputs_and_gradients_are_those_of_torch(
 
 
 def test_states_last_over_chunks(operations: ModuleType) -> None:
-    """With decays near 1, most of y and of the gradients comes by way of the states."""
+    """With decays near 1, most of y and of the gradients passes through the states."""
     inputs = ssd_inputs(1, 384, 4, 32, 2, 128)
     with torch.no_grad():
         inputs["A"].mul_(0.01)
@@ -69,7 +69,7 @@ def test_there_need_be_no_bias_of_the_steps(operations: ModuleType) -> None:
 
 
 def test_small_steps_after_a_large_one_keep_their_digits(operations: ModuleType) -> None:
-    """A step of e^-10000 wipes the state; differences of float32 sums would lose the next ones."""
+    """A step of e^-10000 clears the state; differences of float32 sums would lose the next ones."""
     inputs = ssd_inputs(1, 256, 2, 16, 1, 128)
     with torch.no_grad():
         inputs["dt"][:, 10] = 1e4
@@ -101,7 +101,7 @@ def test_bfloat16_comes_and_goes_and_float32_computes(operations: ModuleType) ->
 
 
 def test_where_documents_begin_nothing_is_left_of_the_state(operations: ModuleType) -> None:
-    """With decays near 1, and one near 0, each document gives what torch gives for it."""
+    """With decays near 1, and one near 0, each document gives the same as in torch."""
     inputs = ssd_inputs(2, 256, 4, 32, 2, 128)
     with torch.no_grad():
         inputs["A"].mul_(torch.tensor([0.001, 0.01, 1.0, 20.0]))

@@ -1,6 +1,6 @@
-"""The entry point for SMP v2 with the contract in the library's place.
+"""The entry point for SMP v2 with the contract in place of the library.
 
-    torchrun --nproc_per_node=N -m tests.training.parallel.smp_contract.run FILE FLAGS
+torchrun --nproc_per_node=N -m tests.training.parallel.smp_contract.run FILE FLAGS
 
 Writes FILE.<rank>: how that rank has called the interface.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.distributed.fsdp import _init_utils
 
-# FSDP1 sends rank 0's values over GPUs alone; gloo sends them as well.
+# FSDP1 sends rank 0's values only between GPUs; gloo can send them as well.
 _init_utils._check_module_states_for_sync_module_states = lambda module_states: None
 torch.__path__.append(str(Path(__file__).parent))
 

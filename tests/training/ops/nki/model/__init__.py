@@ -1,7 +1,7 @@
-"""A strict NumPy model of what NKI's documents say of the calls that the kernels make.
+"""A strict NumPy model of what NKI's documents say about the calls that the kernels make.
 
-It stands in for the module `nki` where neither that nor `neuronxcc` is installed. A call or an
-argument that it does not know raises. It knows nothing of time, engines or instruction order.
+It stands in for the module `nki` if neither that nor `neuronxcc` is installed. It raises on calls
+and arguments that it does not know. It does not model time, engines or instruction order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def jit(function: Callable[..., Any]) -> Kernel:
 
 
 def simulate(kernel: Kernel, seed: int = 0) -> Callable[..., Any]:
-    """Give the kernel as a function of numpy arrays; `seed` orders its parallel loops."""
+    """Return the kernel as a function of numpy arrays; `seed` orders its parallel loops."""
 
     def run(*arguments: Any) -> Any:
         start(seed)
@@ -57,7 +57,7 @@ def _output(found: Tensor) -> Any:
 
 
 def modules() -> dict[str, ModuleType]:
-    """Give the modules to stand in for `nki`."""
+    """Return the modules that stand in for `nki`."""
     found = {}
     for name, origin in (
         ("nki", sys.modules[__name__]),

@@ -1,7 +1,7 @@
-"""The same model in the manner of `neuronxcc.nki`: instructions return tiles.
+"""The same model in the style of `neuronxcc.nki`: instructions return tiles.
 
-It knows the calls that training/ops/nki/beta.py makes, and shows that this layer keeps to what the
-older namespace's documents give: names of arguments, assignment to indices, load and store.
+It knows the calls that training/ops/nki/beta.py makes, and shows that this layer follows the older
+namespace's documents: names of arguments, assignment to indices, load and store.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ ISA = {
 
 
 def modules() -> dict[str, ModuleType]:
-    """Give the modules to stand in for `neuronxcc.nki`."""
+    """Return the modules that stand in for `neuronxcc.nki`."""
     names = ("neuronxcc", "neuronxcc.nki", "neuronxcc.nki.isa", "neuronxcc.nki.language")
     found = {name: ModuleType(name) for name in names}
     for module in found.values():

@@ -1,6 +1,7 @@
 """nki.isa, as far as the kernels use it. Signatures and limits are the documented ones.
 
-NeuronCore-v2 is modelled, the narrowest: a bias of an activation is a tile, products are float32.
+It models NeuronCore-v2, the most restricted: a bias of an activation is a tile, products are
+float32.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def memset(dst: Tensor, value: float) -> None:
 def nc_matmul(
     dst: Tensor, stationary: Tensor, moving: Tensor, accumulate: bool | None = None
 ) -> None:
-    """Compute dst = stationary.T @ moving, added where dst was written before or as reported."""
+    """Compute dst = stationary.T @ moving; None adds to dst if it was written before."""
     _among(dst, "psum")
     _among(stationary, "sbuf")
     _among(moving, "sbuf")
@@ -183,7 +184,7 @@ def _arithmetic(op: Binary) -> Any:
 
 
 def _column(operand: float | Tensor, data: Tensor) -> NDArray[np.float32]:
-    """Give a number, or a column (partitions, 1) of float32, to go with a tile."""
+    """Return a number, or a float32 column (partitions, 1), to combine with a tile."""
     if not isinstance(operand, Tensor):
         return np.float32(operand)  # type: ignore[return-value]
     _on_chip(operand)

@@ -18,7 +18,7 @@ ds = Slice
 
 @dataclass(frozen=True)
 class Operator:
-    """A name to give to an instruction as `op`; it cannot be called on tiles."""
+    """A name to pass to an instruction as `op`; it cannot be called on tiles."""
 
     name: str
     compute: Callable[..., Any]
@@ -57,7 +57,7 @@ def ndarray(shape: tuple[int, ...], dtype: Any, buffer: str = "sbuf", name: str 
 
 
 def affine_range(start: int, stop: int | None = None, step: int = 1) -> Iterator[int]:
-    """Give the iterations in a shuffled order, each marked as one of a parallel loop."""
+    """Yield the iterations in a shuffled order, each marked as one of a parallel loop."""
     order = _range(start, stop, step)
     now, loop = core(), Loop()
     now.loops.append(loop)

@@ -1,8 +1,8 @@
-"""Memory of a NeuronCore: HBM, SBUF and PSUM, with their limits, and who read and wrote what.
+"""Memory of a NeuronCore: HBM, SBUF and PSUM, with their limits, and records of reads and writes.
 
-Uninitialised memory is NaN. Inputs cannot be written. Indices must lie inside. What one iteration
-of an affine_range reads or writes, no other may have written, and what it writes, no other may
-have read: such loops may run in any order, or at once.
+Uninitialized memory is NaN. Inputs cannot be written. Indices must be in bounds. If one iteration
+of an affine_range reads or writes something, no other may have written it, and if it writes
+something, no other may have read it: such loops may run in any order, or in parallel.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 PARTITIONS = 128
-SBUF_BYTES = 192 * 1024  # of a partition, NeuronCore-v2
-PSUM_BYTES = 16 * 1024  # of a partition: 8 banks
+SBUF_BYTES = 192 * 1024  # per partition, NeuronCore-v2
+PSUM_BYTES = 16 * 1024  # per partition: 8 banks
 BANK_BYTES = 2 * 1024
 FRESH = -1  # touched by no iteration
 
@@ -27,7 +27,7 @@ class ViolationError(Exception):
 
 @dataclass(eq=False)
 class Loop:
-    """An affine_range that runs: its iteration, and which one read and wrote each element last."""
+    """A running affine_range: its iteration, and which one last read and wrote each element."""
 
     iteration: int = 0
     seen: weakref.WeakKeyDictionary[Storage, tuple[NDArray[np.int32], NDArray[np.int32]]] = field(
@@ -37,7 +37,7 @@ class Loop:
 
 @dataclass
 class Core:
-    """What is going on: the parallel loops that run, and bytes of a partition in use."""
+    """The current state: the parallel loops that run, and the bytes in use per partition."""
 
     random: np.random.Generator
     loops: list[Loop] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Slice:
 
 
 class Storage:
-    """One allocation: its values, and where it was written."""
+    """One allocation: its values, and where it has been written."""
 
     def __init__(self, values: NDArray[Any], buffer: str, readonly: bool) -> None:
         self.values, self.buffer, self.readonly = values, buffer, readonly
@@ -88,7 +88,7 @@ class Storage:
             weakref.finalize(self, core().release, buffer, size)
 
     def touch(self, ids: NDArray[np.int64], *, write: bool, accumulate: bool = False) -> None:
-        """Note who reads or writes; additions to one place are no dependency."""
+        """Record who reads or writes; accumulating into one place is not a dependency."""
         for loop in [] if self.readonly else core().loops:
             if loop in self.within:
                 continue
@@ -111,7 +111,7 @@ def _another(seen: NDArray[np.int32], iteration: int) -> bool:
 
 
 class Tensor:
-    """An allocation or a part of one. In SBUF and PSUM axis 0 is the partitions."""
+    """An allocation or a part of one. In SBUF and PSUM, axis 0 is the partitions."""
 
     def __init__(self, storage: Storage, values: NDArray[Any], ids: NDArray[np.int64]) -> None:
         self.storage, self.values, self.ids = storage, values, ids
@@ -168,7 +168,7 @@ class Tensor:
 
 
 def allocate(shape: tuple[int, ...], dtype: Any, buffer: str) -> Tensor:
-    """Make a tensor of NaN. Raises ViolationError where the buffer cannot hold it."""
+    """Make a tensor of NaN. Raises ViolationError if the buffer cannot hold it."""
     if any(size < 1 for size in shape):
         raise ViolationError(f"a shape of {shape}")
     row = int(np.prod(shape[1:])) * np.dtype(dtype).itemsize

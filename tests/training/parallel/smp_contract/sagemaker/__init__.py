@@ -25,7 +25,7 @@ state: Any = SimpleNamespace()
 
 
 def init(config: str | dict[str, Any] | None = None) -> None:
-    """Check the configuration by the reference; the ranks must have met before."""
+    """Check the configuration against the reference; the ranks must have met before."""
     assert dist.is_initialized() and not is_initialized()
     assert isinstance(config, dict)
     for name, value in config.items():
@@ -60,7 +60,7 @@ def transform(
     load_state_dict_from_rank0: bool = False,
     cp_comm_type: str = "p2p",
 ) -> nn.Module:
-    """Take a model of transformers; rank 0 must have the values that are to be loaded."""
+    """Accept a transformers model; rank 0 must have the values to be loaded."""
     assert is_initialized()
     meta = [one.is_meta for one in model.parameters()]
     assert not (load_state_dict_from_rank0 and state.rank == 0 and any(meta))

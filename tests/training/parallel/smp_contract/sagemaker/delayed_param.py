@@ -11,7 +11,7 @@ from torch.sagemaker import CALLS
 
 
 class DelayedParamIniter:
-    """Gives parameters of the meta device their first values, as FSDP comes to them."""
+    """Gives parameters on the meta device their initial values when FSDP reaches them."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The loss of logits that are cut by the vocabulary."""
+"""The loss for logits that are split by the vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def parallel_cross_entropy(
     vocab_parallel_logits: Tensor, target: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """(..., own words), (...) -> the loss of each position, (...)."""
+    """Maps (..., own words), (...) to the loss of each position, (...)."""
     assert label_smoothing == 0 and target.min() >= 0
     share = mappings.share()
     own = vocab_parallel_logits.shape[-1]

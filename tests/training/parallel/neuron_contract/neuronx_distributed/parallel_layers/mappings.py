@@ -9,7 +9,7 @@ from training.parallel.share import Share
 
 
 def share() -> Share:
-    """The tensor group (no function of the library)."""
+    """Return the tensor group (not a function of the library)."""
     return Share(
         state.get_tensor_model_parallel_rank(),
         state.get_tensor_model_parallel_size(),

@@ -1,4 +1,4 @@
-"""The groups of ranks: neighbours share layers, the others read other data."""
+"""The groups of ranks: neighbors share layers, the others read other data."""
 
 from __future__ import annotations
 

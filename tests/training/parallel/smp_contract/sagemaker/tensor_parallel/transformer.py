@@ -5,4 +5,4 @@ from __future__ import annotations
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 TransformerLayer = LlamaDecoderLayer
-"""What `transform` leaves as it is."""
+"""A layer class that `transform` leaves unchanged."""
