@@ -1,7 +1,7 @@
 """The image used to measure packing: cpu-mamba plus real packages, in a docker daemon.
 
 Everything below /sqshforge takes minutes to build, so it is kept as an archive; what the project
-puts on top (its record, launchers and training code) is built on top of it each time.
+puts on top (its record, launchers and training code) is built anew each time.
 """
 
 from __future__ import annotations

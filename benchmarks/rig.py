@@ -127,7 +127,7 @@ class Rig:
         return [*self.as_user(), *self._pack(source, place)]
 
     def references(self) -> list[Row]:
-        """Rows of what could be done by hand; unlike these, pack also syncs its output to disk."""
+        """Rows of what could be done by hand; pack itself also syncs its output to the disk."""
         out = self.folder / "floor" / "out.sqsh"
         tree = self.folder / "tree"
         squash = shlex.join(self._squash_words())

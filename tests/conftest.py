@@ -22,7 +22,7 @@ pytest_plugins = ["tests.support.process_guard"]
 # Set before torch is imported. Tests run side by side, one per core; with more threads than cores,
 # OpenMP's busy waiting took four times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Seconds, as of torch 2.4; by default torchrun polls for ended processes only every five.
+# The default as of torch 2.4, in seconds; earlier, torchrun polled for ended processes every five.
 os.environ.setdefault("PET_MONITOR_INTERVAL", "0.1")
 # Set before Triton is imported, which torch may do: without a GPU, its interpreter runs kernels.
 if not Path("/dev/nvidiactl").exists():

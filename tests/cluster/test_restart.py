@@ -89,7 +89,7 @@ def test_a_rank_is_killed(site: Site, undisturbed: Losses) -> None:
 
 
 def test_several_kills(site: Site, undisturbed: Losses) -> None:
-    """Also kill the first rank, which has the folder's lease."""
+    """The first rank, which has the folder's lease, is among them."""
     job = site.submit("kills", *FLAGS, RESTARTS="9", PREFLIGHT="0")
     containers = []
     for step, node in ((4, "n1"), (8, "n2"), (12, "n1"), (16, "n2")):

@@ -177,7 +177,7 @@ def test_the_disk_of_the_log_is_full(site: Site, undisturbed: Losses) -> None:
 
 
 def test_a_bad_node_is_left_out(site: Site) -> None:
-    """Its shared folder is read-only there. The next start has the other node, if one will do."""
+    """Its shared folder is read-only there. The next start has the other node, if that suffices."""
     place = site.place("left-out")
     place.mkdir()
     there = ["nsenter", f"--mount=/proc/{site.slurm.daemons['n2'].pid}/ns/mnt"]

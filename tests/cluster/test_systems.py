@@ -1,4 +1,4 @@
-"""Every launcher trains its system, tiny, on two nodes from its sqsh; and the image gets there.
+"""Every launcher trains its system, tiny, on two nodes from its sqsh; how the image gets there.
 
 No image that can be built from this machine's packages has Composer: its launcher uses the image's
 training code, and the interpreter of the environment that `make test-composer` uses.

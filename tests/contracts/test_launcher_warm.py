@@ -76,7 +76,7 @@ def test_the_range_and_no_more(shell: Shell, image: Path) -> None:
     assert in_memory(image, hot) < COLD
     warm(shell, image)
     assert in_memory(image, hot) == 1
-    assert page_cache.share(image, 0, hot.offset) < 0.6  # the kernel reads ahead of the tail
+    assert page_cache.share(image, 0, hot.offset) < 0.6  # the kernel's read-ahead at the tail
 
 
 def test_no_more_than_half_of_the_free_memory(shell: Shell, image: Path) -> None:

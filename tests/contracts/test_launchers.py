@@ -164,7 +164,7 @@ def test_the_host_s_python_is_not_the_image_s(shell: Shell) -> None:
 
 
 SAVES_TO = ("save_ckpt_path", "checkpoint_dir")
-"""The names of entry points' flags for the run's folder, without its aliases."""
+"""The names of entry points' flags for the run's folder, besides its aliases."""
 
 
 def saving_flags(launcher: str) -> list[str]:
@@ -291,7 +291,7 @@ def test_without_data_it_says_how_to_go_on(shell: Shell) -> None:
     shell.image.rename(build / "cuda13-mamba.sqsh")
     assert "run build/cuda13-mamba.sqsh --" in shell.run(TRIAL="")[1]
     (build / "cuda13-mamba.sqsh").rename(shell.folder / "elsewhere")
-    _, said = shell.run(TRIAL="")  # the first run reports that it creates the folder
+    _, said = shell.run(TRIAL="")  # there is no image: the fix makes the first one
     make = "make sqsh TARGET=cuda-mamba && sqshforge run build/cuda-mamba.sqsh --mount="
     assert f"fix: {make}" in said
     (shell.folder / "elsewhere").rename(shell.image)

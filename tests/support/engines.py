@@ -73,7 +73,7 @@ def mounts(folder: Path) -> list[str]:
 
 @pytest.fixture(name="docker_host", scope="module")
 def docker_host_fixture(as_root: None) -> Iterator[str]:
-    """The DOCKER_HOST of a private daemon; the variable itself is not set."""
+    """The DOCKER_HOST of a private daemon; the variable itself is left alone."""
     with daemon() as host:
         yield host
 

@@ -1,4 +1,4 @@
-"""Some test runs every step of every image; docs/images/targets.md says how for each stage."""
+"""Every step of every image is run by some test; docs/images/targets.md says how, by stage."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def test_of_a_run_that_failed_with_its_output_here(runs: Path) -> None:
 def test_stage_prints_the_path_alone(tiny: Path, tmp_path: Path) -> None:
     done = Programs().attempt([SCRIPT, "stage", tiny, tmp_path / "disk"])
     assert done.code == 0 and len(done.out.splitlines()) == 1
-    assert Path(done.out.strip()).is_file()  # launchers take the runtime from there
+    assert Path(done.out.strip()).is_file()  # launchers use this path
 
 
 def test_the_program_is_called_as_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

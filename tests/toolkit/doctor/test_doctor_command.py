@@ -37,7 +37,7 @@ def test_make_doctor_installs_nothing_and_takes_only_the_system_s_python(tmp_pat
     tools.mkdir()
     for name in ("sh", "make", "dirname", "id", "cksum", "unshare", "apt-get"):
         (tools / name).symlink_to(shutil.which(name) or f"/usr/bin/{name}")
-    # Its own folder has everything else, so it is called through a link.
+    # Its own folder has everything else, so a script on the PATH calls it there.
     python = tools / "python3"
     python.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
     python.chmod(0o755)

@@ -56,7 +56,7 @@ def test_all_is_there_and_slow_storage_is_reported_with_a_setting_that_fixes_it(
         line, _ = shown(lines, "storage of buildah")
     assert line.startswith("ok") and "the kernel's overlay" in line, line
     containers_of_it = user.home / ".local/share/containers/storage"
-    assert not list(containers_of_it.glob(".sqshforge*"))  # in which it tried it
+    assert not list(containers_of_it.glob(".sqshforge*"))  # nothing is left of its trial
 
 
 def test_a_closed_fuse(user: User, clone: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_home_that_cannot_be_written(home: str, as_root: None, user: User, clo
     """The usual place of logins belongs to root, as after root has used buildah."""
     Path("/run/containers").mkdir(mode=0o700, exist_ok=True)
     (user.place / "closed").mkdir(mode=0o700, exist_ok=True)
-    temporary = user.home / "buildahs"  # for what else would go to XDG_RUNTIME_DIR
+    temporary = user.home / "buildahs"  # where buildah keeps its other run-time files
     temporary.mkdir(exist_ok=True)
     places = {"HOME": str(user.place / home), "TMPDIR": str(user.take(temporary))}
     code, lines = examined(user, clone, XDG_RUNTIME_DIR="", SQSHFORGE_CACHE="", **places)

@@ -1,4 +1,4 @@
-"""Programs of another machine: recognized by their first bytes, and run if it matters."""
+"""Programs of another machine: recognized by their first bytes, and tried where it matters."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def test_a_key_that_is_allowed_for_other_uses_alone(desk: Desk) -> None:
 
 
 def test_signed_anew(desk: Desk) -> None:
-    """A new signature replaces an old one, but no other file."""
+    """A new signature replaces an old one, but never another file."""
     desk.sign("theirs")
     assert desk.sign("ours").code == 0
     assert desk.verify("--signers", desk.home / "signers")[0] == 0

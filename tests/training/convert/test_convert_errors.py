@@ -229,8 +229,7 @@ def test_a_disk_that_fills_up_meanwhile(form: str, ours: Path, tmp_path: Path) -
     """A limit on the file size simulates the disk: writing fails half way."""
     done = subprocess.run(
         [
-            # No bytecode: the limit would truncate that too, and every later import of it would
-            # fail.
+            # No bytecode: the limit would truncate that too, and later imports of it would fail.
             *(sys.executable, "-B", "-m", "training.convert"),
             *("--from", "ours", str(ours), "--to", form, str(tmp_path / "out")),
         ],

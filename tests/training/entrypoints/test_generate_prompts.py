@@ -218,7 +218,7 @@ def test_where_the_end_is_stated(tmp_path: Path, capsys: Any) -> None:
 
 @pytest.mark.parametrize("of_file", ["truncation", "padding", "end"])
 def test_a_prompt_is_the_tokens_that_training_would_read(of_file: str, tmp_path: Path) -> None:
-    """Add the tokenizer's start token, but ignore its settings for truncation and end tokens."""
+    """With the tokenizer's start token, but without its file's truncation and end tokens."""
     import tokenizers
 
     path = tokenizer(tmp_path, "byte level")

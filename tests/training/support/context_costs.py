@@ -1,6 +1,6 @@
 """What ranks that share rows send each other in a step, and keep for its backward pass.
 
-torchrun --nproc_per_node=N -m tests.training.support.context_costs
+    torchrun --nproc_per_node=N -m tests.training.support.context_costs
 
 Writes a line of JSON for each model: its name, and the bytes that each rank sent and kept.
 """

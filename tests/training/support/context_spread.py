@@ -1,6 +1,6 @@
 """Models on rows that ranks share, compared with one model on whole rows: logits and gradients.
 
-torchrun --nproc_per_node=N -m tests.training.support.context_spread
+    torchrun --nproc_per_node=N -m tests.training.support.context_spread
 
 For each family, with rows of several documents and of one, under each engine, recomputed, and with
 tensor parallelism; four ranks run only what two cannot show. Writes a line for each case.

@@ -1,6 +1,6 @@
 """Rows of documents on ranks that share a model, compared with single documents on a whole model.
 
-torchrun --nproc_per_node=N -m tests.training.support.documents_spread
+    torchrun --nproc_per_node=N -m tests.training.support.documents_spread
 
 Every rank has rows of its own. Their logits, and the means over ranks of the gradients, are
 compared with those of the whole model on each document by itself: for each family, engine and way

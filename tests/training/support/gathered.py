@@ -1,6 +1,6 @@
 """How much of a block's weights each of two ranks holds at some moments; run by test_memory.
 
-torchrun --nproc_per_node=2 -m tests.training.support.gathered FILE
+    torchrun --nproc_per_node=2 -m tests.training.support.gathered FILE
 
 Writes FILE: engine -> settings -> [how many gathers have begun when the first block computes, the
 share of its weights that the rank has after the model's forward pass, and after the backward pass].

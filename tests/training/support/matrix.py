@@ -1,6 +1,6 @@
 """Every family, sharding and accumulation in one set of processes; run by test_matrix.
 
-torchrun --nproc_per_node=N -m tests.training.support.matrix TEXT SAVE
+    torchrun --nproc_per_node=N -m tests.training.support.matrix TEXT SAVE
 
 Writes SAVE/losses.json: name of the case -> losses of its steps.
 """

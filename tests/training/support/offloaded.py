@@ -1,6 +1,6 @@
 """The entry point for SMP v2 on CPUs, with other memory in place of the host's; see test_offload.
 
-torchrun --nproc_per_node=N -m tests.training.support.offloaded FLAGS
+    torchrun --nproc_per_node=N -m tests.training.support.offloaded FLAGS
 
 Everything but the copies themselves is as on a GPU. At the end, rank 0 prints how many there were.
 """

@@ -1,6 +1,6 @@
 """Operations on rows that ranks share, compared with one rank: outputs and all gradients.
 
-torchrun --nproc_per_node=N -m tests.training.support.pieces_spread
+    torchrun --nproc_per_node=N -m tests.training.support.pieces_spread
 
 Each rank computes with its piece of the rows, of whatever length, and with the whole rows. Writes a
 line for each case; the last ones draw the pieces and documents at random.

@@ -1,6 +1,6 @@
 """The entry point for SMP v2 with the contract in place of the library.
 
-torchrun --nproc_per_node=N -m tests.training.parallel.smp_contract.run FILE FLAGS
+    torchrun --nproc_per_node=N -m tests.training.parallel.smp_contract.run FILE FLAGS
 
 Writes FILE.<rank>: how that rank has called the interface.
 """
