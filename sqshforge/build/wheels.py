@@ -16,7 +16,7 @@ from sqshforge.errors import MissingError, WorkError
 from sqshforge.host import temporary
 from sqshforge.host.programs import Programs
 from sqshforge.lock.model import LockedPackage
-from sqshforge.lock.python import NEWEST_GLIBC, uv_platform
+from sqshforge.lock.python import NEWEST_GLIBC, require_uv, uv_platform
 from sqshforge.network.access import Pip, uv_environment
 from sqshforge.network.mirrors import bare
 from sqshforge.platforms import Platform
@@ -125,6 +125,7 @@ def _listed(
             argv += ["--python-platform", uv_platform(platform)]
             argv += way.for_uv()
             asked = programs.attempt([*argv, str(wanted)], env=uv_environment(way))
+            require_uv(asked)
             if asked.code == 0:
                 return list(tomllib.loads(listing.read_text()).get("packages", ()))
             said = asked.err.strip()

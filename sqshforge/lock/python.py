@@ -211,6 +211,7 @@ class Resolver:
             argv += ["--config-file", str(place / "uv.toml")]
             argv += ["--output-file", str(place / "known.txt"), str(asked_for)]
             asked = self.programs.attempt(argv, env=uv_environment(pip))
+            require_uv(asked)
             return replace(asked, out=(place / "known.txt").read_text())
 
 
@@ -318,6 +319,17 @@ def parse_origins(text: str) -> dict[str, str]:
         if origin:
             found[name] = _address(origin[1])
     return found
+
+
+def require_uv(asked: Result) -> None:
+    """Raise `MissingError` where this machine is why uv failed: its disk, or whose a folder is."""
+    if asked.code != 0 and "(os error " in asked.err and not SILENT.search(asked.err):
+        raise MissingError(
+            "uv cannot look for packages:\n"
+            + "\n".join(f"    {line}" for line in asked.err.strip().splitlines()[:4]),
+            fix="make room or give rights there; UV_CACHE_DIR=DIR puts uv's cache elsewhere, "
+            "and a folder of packages is one of pip's settings (docs/start/machines.md)",
+        )
 
 
 def is_silent(url: str, said: str) -> bool:

@@ -14,6 +14,7 @@ from sqshforge.lock.python import (
     VendorIndex,
     metadata,
     parse_compiled,
+    require_uv,
     uv_compile,
     uv_indexes,
     uv_platform,
@@ -243,6 +244,7 @@ class Packages:
                 (place / "uv.toml").write_text(facts)
                 argv += ["--config-file", str(place / "uv.toml"), str(asked_for)]
                 self.known[question] = self.programs.attempt(argv, env=uv_environment(pip))
+            require_uv(self.known[question])
         return self.known[question]
 
 

@@ -134,6 +134,15 @@ def test_an_index_that_does_not_answer_is_reported(new_index: NewIndex) -> None:
     assert caught.value.exit_code == 3
 
 
+def test_a_cache_that_uv_cannot_write_is_no_fault_of_the_index(
+    new_index: NewIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache" / "uv"))
+    with pytest.raises(MissingError, match="uv cannot look for packages"):
+        chosen(new_index(wheel("tool")).pip, locked(wheel("tool")))
+
+
 def test_an_index_may_take_a_password(new_index: NewIndex, tmp_path: Path) -> None:
     index = new_index(wheel("tool"))
     index.web.password = "user:secret"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sqshforge import lock, recipe
-from sqshforge.errors import RequestError, WorkError
+from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock
 from sqshforge.network import access
@@ -218,6 +218,18 @@ def test_a_version_of_the_earlier_lock_stays_though_a_newer_one_is_there(
     assert versions(resolved(tmp_path, index, before)) == {"app": "1.0", "tool": "1.0"}
     assert lock.changes(before, resolved(tmp_path, index, before)) == []
     assert versions(resolved(tmp_path, index)) == {"app": "1.0", "tool": "1.1"}
+
+
+@pytest.mark.processes
+def test_a_cache_that_uv_cannot_write_is_no_fault_of_the_packages(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache" / "uv"))
+    with pytest.raises(MissingError, match="uv cannot look for packages") as caught:
+        resolved(tmp_path, index)
+    assert "cache/uv" in caught.value.what
+    assert "UV_CACHE_DIR" in caught.value.fix
 
 
 @pytest.mark.processes

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sqshforge.errors import MissingError
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock, resolve
 from sqshforge.network.mirrors import Mirrors
@@ -104,6 +105,16 @@ def test_an_index_that_does_not_answer_is_said_to(index: Index, tmp_path: Path) 
     assert {pin.silent for pin in (found["app"], found["pip"])} == {
         "the package index does not answer"
     }
+
+
+def test_a_cache_that_uv_cannot_write_is_not_taken_for_an_index_without_packages(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add(wheel("app"))
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache" / "uv"))
+    with pytest.raises(MissingError, match="uv cannot look for packages"):
+        surveyed(tmp_path, index, "app==1.0")
 
 
 def test_a_bound_package_is_asked_of_its_index_alone(
