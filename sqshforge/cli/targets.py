@@ -151,12 +151,16 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
         changes = locks.changes(before, locked)
         for change in changes:
             click.echo(f"{name}: {change}", err=True)
+        state = "up to date"
         if changes and check:
             drifted.append(name)
-        elif not check:
+            state = "drifted"
+        elif locked != before and not check:
             path.parent.mkdir(exist_ok=True)
             files.publish(locked.text().encode(), path)
-        click.echo(f"{path}: {('drifted' if check else 'written') if changes else 'up to date'}")
+            other = ": other versions of Debian packages, which are noted and not pinned"
+            state = "written" if changes else f"written{other}"
+        click.echo(f"{path}: {state}")
     images = bases.wanted(found)
     remarks = bases.look(images, mirrors.read_mirrors(home.root), registries, programs)
     for line in [line for one in remarks for line in one.lines()]:

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from sqshforge import lock, recipe
+from sqshforge import lock, project, recipe
+from sqshforge.cli import main
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock
+from sqshforge.lock.model import LockedApt
 from sqshforge.network import access
 from sqshforge.network.mirrors import Mirrors
+from sqshforge.project import Project
 from tests.support import checkouts
 from tests.support.command_line import sqshforge
 from tests.support.web_servers import Index, Web, asking, small_recipe, wheel
@@ -272,6 +276,35 @@ def test_versions_of_debian_packages_are_no_change(root: Path) -> None:
     locked = lock.read("cpu-mamba", root / "recipes")
     assert locked.apt is not None
     assert lock.changes(locked, locked.model_copy(update={"apt": None})) == []
+
+
+@pytest.mark.processes
+def test_a_lock_that_notes_other_debian_versions_is_said_to_be_written(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noting(version: str) -> Lock:
+        noted = LockedApt(suite="bookworm", packages=(("libzstd1", version),))
+        return lock.read("cpu-mamba", root / "recipes").model_copy(update={"apt": noted})
+
+    def run(*words: str) -> str:
+        asked = ["lock", "cpu-mamba", "--platform", "linux/amd64", *words]
+        done = CliRunner().invoke(main.cli, asked)
+        assert done.exit_code == 0, done.output
+        (line,) = (one for one in done.output.splitlines() if one.startswith(f"{path}: "))
+        return line.removeprefix(f"{path}: ")
+
+    checkout = checkouts.copy(tmp_path / "checkout")
+    path = lock.path_of("cpu-mamba", checkout / "recipes")
+    path.write_text(noting("1").text())
+    monkeypatch.setattr(project, "find", lambda: Project(checkout))
+    monkeypatch.setattr(lock, "resolve", lambda *_: noting("2"))
+    assert run("--check") == "up to date"
+    assert path.read_text() == noting("1").text()
+    assert run() == "written: other versions of Debian packages, which are noted and not pinned"
+    assert path.read_text() == noting("2").text()
+    path.chmod(0o600)  # a new file would be everybody's to read
+    assert run() == "up to date"
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def repository(folder: Path) -> str:
