@@ -118,7 +118,7 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
     home = project.find()
     programs, registries = Programs(), Registries()
     drifted, found = [], []
-    names = [target] if target else recipe.targets(home.recipes)
+    names = [target] if target is not None else recipe.targets(home.recipes)
     wanted = [
         recipe.find(name, home.recipes, platform=one)
         for name in names
@@ -204,7 +204,7 @@ def outdated(target: str | None, as_json: bool, platform: str | None) -> None:
 
     home = project.find()
     programs = Programs()
-    names = [target] if target else recipe.targets(home.recipes)
+    names = [target] if target is not None else recipe.targets(home.recipes)
     if not target and platform:
         names = [one for one in names if platform in recipe.platforms_of(one, home.recipes)]
     hosts = pins.Hosts(programs)

@@ -51,6 +51,8 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
     [
         (["buidl"], "unknown command 'buidl'", "did you mean build?"),
         (["build", "cpu-mambo"], "unknown target 'cpu-mambo'", "did you mean cpu-mamba?"),
+        (["lock", "", "--check"], "unknown target ''", "targets are: "),  # an unset variable
+        (["outdated", ""], "unknown target ''", "targets are: "),
         (
             ["build", "cpu-mamba", "--engine", "podman"],
             "unknown engine 'podman'",
