@@ -26,7 +26,7 @@ ENOUGH = 0.9  # share of a list's lines that must name a file, else it is to be 
 @click.option(
     "--list",
     "place",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="The list to write, or to check "
     "[default: recipes/hot/TARGET.txt; for a FILE.sqsh standard output].",
@@ -48,7 +48,7 @@ def trace(
     A start is COMMAND (after --), else two steps of training as the image's recipe has it for the
     smoke test, or its imports. Left out are files above 32 MiB of which less than a tenth is read.
     """
-    from sqshforge.host import suggest
+    from sqshforge.host import files, suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter, human, show_lines
     from sqshforge.hot import HotList
@@ -88,7 +88,10 @@ def trace(
         sys.stdout.buffer.write(text)
         return
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(text)
+    if place.exists() and not place.is_file():  # /dev/stdout, which no file is to replace
+        place.write_bytes(text)
+    else:
+        files.publish(text, place.resolve())
     show_lines(f"{place}: {len(hot.lines)} lines, {human(found.size)} read")
     if target is None:
         following = suggest.sqshforge("trace", image, "--list", place, "--check")

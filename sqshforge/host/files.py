@@ -78,13 +78,18 @@ def foreign(what: str, path: Path) -> WorkError:
 def publish(content: bytes, place: Path) -> None:
     """Write a small file that all users may read; it is synced to the disk before it gets its name.
 
-    If that fails, on a full disk for example, nothing of it stays.
+    If that fails, on a full disk for example, nothing of it stays, and the error names the place.
     """
     with _partial(place) as written:
-        written.write_bytes(content)
-        written.chmod(0o644)
-        sync(written)
-        written.rename(place)
+        try:
+            written.write_bytes(content)
+            written.chmod(0o644)
+            sync(written)
+            written.rename(place)
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            raise OSError(error.errno, error.strerror, str(place)) from None
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from sqshforge.run import trace
 from tests.support import containers, tiny_root
 from tests.support.command_line import sqshforge
 from tests.support.ordinary_user import existing
+from tests.toolkit.squash.test_cache_leftovers import small_disk
 
 LOG = b"""\
 FUSE library version: 3.14.0
@@ -113,6 +114,18 @@ def test_the_files_that_a_command_reads_in_their_order(tiny: Path, tmp_path: Pat
 
 
 @pytest.mark.processes
+def test_a_list_may_be_a_link_to_a_file_or_to_a_stream(tiny: Path, tmp_path: Path) -> None:
+    for name, target in (("file", tmp_path / "hot.txt"), ("stream", Path("/proc/self/fd/1"))):
+        place = tmp_path / name
+        place.symlink_to(target)
+        done = sqshforge("trace", tiny, "--list", place, "--", "sh", "-c", SCRIPT)
+        assert done.code == 0, done.err
+        assert place.readlink() == target
+        text = target.read_text() if name == "file" else done.out
+        assert "\nusr/third\nusr/first\n" in text
+
+
+@pytest.mark.processes
 @pytest.mark.root
 def test_an_ordinary_user_gets_the_same_list(tiny: Path, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "sqshforge", "trace"]
@@ -163,11 +176,33 @@ def test_of_a_command_that_fails_nothing_is_listed(tiny: Path, tmp_path: Path) -
 
 
 @pytest.mark.processes
+@pytest.mark.root
+def test_a_full_disk_leaves_the_list_whole(tmp_path: Path) -> None:
+    def many(root: Path) -> None:
+        for number in range(100):
+            (root / "usr" / f"{'long' * 20}{number}").write_text("x")
+
+    image = tiny_root.sqsh(tmp_path / "image", change=many)
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        place = disk / "hot.txt"
+        place.write_text("usr/first\n")
+        with pytest.raises(OSError, match="No space left"):
+            (disk / "filler").write_bytes(bytes(1 << 20))
+        done = sqshforge("trace", image, "--list", place, "--", "sh", "-c", "cat /usr/long*")
+        assert done.code == 3, done.err
+        assert f"  where: {place}" in done.err.splitlines()
+        assert place.read_text() == "usr/first\n"
+
+
+@pytest.mark.processes
 def test_what_is_asked_for_in_vain(tiny: Path, tmp_path: Path) -> None:
     both = sqshforge("trace", tiny, "--check", "--", "true")
     assert both.code == 2 and "--check takes no command" in both.err
     no_list = sqshforge("trace", tiny, "--check")
     assert no_list.code == 2 and "--list FILE" in no_list.err
+    folder = sqshforge("trace", tiny, "--list", tmp_path, "--", "sh", "-c", SCRIPT)
+    assert folder.code == 2 and f"'{tmp_path}' is a directory" in folder.err
+    assert "trace a start" not in folder.err
     bare = tiny_root.sqsh(tmp_path / "bare")
     no_recipe = sqshforge("trace", bare)
     assert no_recipe.code == 2 and "-- COMMAND" in no_recipe.err
