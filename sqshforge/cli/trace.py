@@ -51,7 +51,7 @@ def trace(
     from sqshforge.host import files, suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter, human, show_lines
-    from sqshforge.hot import HotList
+    from sqshforge.hot import NONE, HotList
     from sqshforge.image.enroot import CARRIED
     from sqshforge.run import trace as tracing
     from sqshforge.squash import pack as squash
@@ -67,15 +67,17 @@ def trace(
         target, steps = subject, steps_of(engine, platform=platform)
         default = steps.project.hot_list(steps.name(target))
         place = place or default
+    if check and place is None:
+        raise RequestError("which list is to be checked?", fix="add --list FILE")
+    listed = HotList.read(place) if check and place else NONE  # before a build, which takes long
+    if target is not None:
         options = squash.Options.of("shared", keep=True, hot=steps.hot(target))
         output = steps.sqsh(target)
         image = steps.pack(steps.build(target), output, options, Cache.of_user()).path
-    if check:
-        if place is None:
-            raise RequestError("which list is to be checked?", fix="add --list FILE")
+    if check and place:
         again: list[str | Path] = [subject] if place == default else [subject, "--list", place]
         again += ["--platform", platform] if platform else []
-        _check(HotList.read(place), place, image, again)
+        _check(listed, place, image, again)
         return
     words = command or tracing.default_command(image)
     found = tracing.trace(image, words, Programs(), Reporter())

@@ -85,6 +85,7 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
             "leave --set out",
         ),
         (["pack", "rootfs:/x", "-o", "x", "--set", "a=b"], "--set a=b is for a target", "target"),
+        (["trace", "smp-llama", "--check"], "the list of hot files cannot be read", "writes one"),
         (["render", "cpu-mamba"], "Missing option", "--output"),
         (["stage", "x", "y", "--limit", "lots"], "where: --limit or STAGE_LIMIT", "50G"),
         (["cache", "prune", "--keep", "some"], "where: --keep", "50G"),
