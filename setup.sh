@@ -1,21 +1,21 @@
 #!/bin/sh
-# Set up this machine: packages and .venv. What is there already is left alone.
+# Set up this machine: packages and .venv. What already exists is left alone.
 # usage: ./setup.sh quickstart|test|dev|venv|torch22|composer|composer-image|xla|doctor
 #
-# quickstart  what building, packing and running an image takes
-# test        that, and what the tests take: docker, a registry, Slurm, linters, torch
-# dev         only the .venv of that: what editing takes, and the tests that start no engine
+# quickstart  what building, packing and running an image needs
+# test        quickstart, and what the tests need: docker, a registry, Slurm, linters, torch
+# dev         only the .venv of test: enough for editing and for the tests that start no engine
 # venv        only the .venv of quickstart
-# torch22     what quickstart takes, and .venv22: the oldest torch that training/ runs on
-# composer    what quickstart takes, and .venvcomposer: MosaicML's Composer and the torch it takes
-# composer-image  the same in .venvcomposer-image, with the versions that composer-mamba has
-# xla         what composer makes, and .venvxla: torch-xla beside that torch (Composer changes where
-#             it finds it)
-# doctor      nothing: it tells what is missing, and needs only a Python
+# torch22     quickstart, and .venv22: the oldest torch that training/ runs on
+# composer    quickstart, and .venvcomposer: MosaicML's Composer and the torch that it needs
+# composer-image  the same in .venvcomposer-image, with the versions of the composer-mamba image
+# xla         composer, and .venvxla: torch-xla for that torch (apart, because Composer behaves
+#             differently if it finds torch-xla)
+# doctor      nothing: reports what is missing, and needs only Python
 #
-# Packages are installed by apt-get, as root or by sudo, which is used for nothing else. Without
-# apt-get, what is missing is named. Python packages come from where pip is configured to get them,
-# by uv where it can. It can be interrupted anywhere: the next call goes on.
+# apt-get installs the packages, as root or with sudo, which is used for nothing else. Without
+# apt-get, the missing packages are reported. Python packages come from where pip is configured to
+# get them, by uv if it can. An interrupted call is completed by the next one.
 set -eu
 cd "$(dirname "$0")"
 
@@ -32,7 +32,7 @@ quickstart | test | dev | venv | torch22 | composer | composer-image | xla | doc
     ;;
 esac
 
-stamp() { # what an environment is made for
+stamp() { # what an environment depends on: its Python, pyproject.toml, constraints
     printf '%s\n' "$version"
     for file in pyproject.toml constraints/*.txt; do
         if [ -e "$file" ]; then cksum "$file"; fi
@@ -44,9 +44,9 @@ trap '[ -z "$log" ] || rm -f "$log"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-export PIP_USER=0 # whatever pip is configured with: an environment takes no --user install
+export PIP_USER=0 # whatever pip's configuration says: an environment takes no --user install
 
-# Programs of administrators, which are not on every user's PATH.
+# System programs in sbin are not on every user's PATH.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 # shellcheck source=/dev/null
 distribution=$(. /etc/os-release 2>/dev/null && echo "${ID:-}") || distribution=
@@ -90,8 +90,8 @@ composer | composer-image) venv=.venv$goal extra="[$goal]" ;;
 xla) venv=.venvxla extra="[xla]" ;;
 esac
 
-# What is needed, with its package for apt-get and for dnf ("-": none), and what goes without it
-# ("-": nothing does).
+# Prints what is needed: its name, its packages for apt-get and for dnf ("-": none), and the feature
+# that needs it ("-": all of them).
 wanted() {
     echo "certificates ca-certificates ca-certificates -"
     echo "venv python3-venv python3-libs -"
@@ -100,12 +100,12 @@ wanted() {
     # Amazon Linux 2023 packages neither buildah nor these two (docs/start/machines.md).
     if [ "$distribution" = amzn ]; then squashfuse=- overlay=- engine=docker; fi
     case $(docker --version 2>/dev/null) in
-    "Docker version "*) # and not podman by that name
+    "Docker version "*) # and not podman under that name
         if has buildah; then
             :
         elif has docker-daemon; then
             without_engine="ENGINE=buildah"
-        elif [ "$engine" = docker ]; then # its package is here already
+        elif [ "$engine" = docker ]; then # its package is already installed
             builder=docker-daemon engine=-
         fi
         ;;
@@ -125,7 +125,7 @@ wanted() {
     echo "munged munge munge -"
     echo "ssh-keygen openssh-client openssh -"
     echo "patch patch patch -"
-    # What the benchmarks of cold starts run.
+    # For the benchmarks of cold starts.
     echo "nbdkit nbdkit nbdkit -"
     echo "nbdfuse libnbd-bin nbdfuse -"
     echo "rsync rsync rsync -"
@@ -135,12 +135,12 @@ wanted() {
     echo "slurmd slurm-wlm slurm-slurmd -"
 }
 
-has() { # what `wanted` names
+has() { # a name that `wanted` prints
     case $1 in
     certificates)
         [ -e /etc/ssl/certs/ca-certificates.crt ] || [ -e /etc/pki/tls/certs/ca-bundle.crt ]
         ;;
-    netavark) # from 1.35 on buildah starts nothing without it; Debian's package only recommends it
+    netavark) # buildah 1.35 and later need it to start anything; Debian only recommends it
         case $(buildah --version 2>/dev/null) in
         "" | *" version 1."[0-9].* | *" version 1."[12][0-9].* | *" version 1.3"[0-4].*) return 0 ;;
         esac
@@ -155,15 +155,15 @@ has() { # what `wanted` names
     esac
 }
 
-start_docker() { # how to have docker's daemon answer
+start_docker() { # prints how to get an answer from docker's daemon
     case $(docker version 2>&1) in
     *"permission denied"*) echo "sudo usermod -aG docker $(id -un), then log in again" ;;
     *) echo "${as_root}systemctl enable --now docker" ;;
     esac
 }
 
-# Look at what is missing: the names that nothing goes without, the packages that bring all of it,
-# and a line for each thing that goes without the rest.
+# Find what is missing: $required, the names that every feature needs; $packages, which install all
+# that is missing; $notes, a line for each name that only one feature needs.
 survey() {
     required='' packages='' notes=''
     while read -r name apt dnf feature; do
@@ -185,7 +185,7 @@ $(wanted)
 END
     case " $packages :$distribution" in
     *" squashfuse "*:rocky | *" squashfuse "*:almalinux | *" squashfuse "*:centos | *" squashfuse "*:rhel)
-        packages="epel-release && ${as_root}dnf install $packages" # where squashfuse is
+        packages="epel-release && ${as_root}dnf install $packages" # EPEL has squashfuse
         ;;
     esac
 }
@@ -194,13 +194,13 @@ privileged() { if [ -n "$as_root" ]; then sudo "$@"; else "$@"; fi >"$log" 2>&1;
 
 apt() { privileged env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 "$@"; }
 
-# Install packages; those that no index has are left to the next survey.
+# Install packages; those that apt does not know are left for the next survey to report.
 install() {
     : "${log:=$(mktemp)}"
-    if [ -n "$(ls -A /var/lib/dpkg/updates 2>/dev/null)" ]; then # it was interrupted
+    if [ -n "$(ls -A /var/lib/dpkg/updates 2>/dev/null)" ]; then # dpkg was interrupted
         privileged dpkg --configure -a || return 1
     fi
-    tries=120 # apt-get waits for the lock of dpkg by itself, and not for that of its lists
+    tries=120 # apt-get itself waits for the lock of dpkg, but not for the lock of its lists
     until apt update; do
         tries=$((tries - 1))
         if [ "$tries" = 0 ] || ! grep -q lists/lock "$log"; then break; fi
@@ -213,18 +213,18 @@ install() {
     done
     [ -n "$known" ] || return 1
     echo "installing:$known"
-    # Word splitting is what makes one argument of each name.
+    # Word splitting makes each name an argument.
     # shellcheck disable=SC2086
     apt install -y --no-install-recommends $known
 }
 
-own_python() { # the version of the environment's Python; nothing where it is not this checkout's
-    # What a copied or moved checkout brings starts the programs of its old place, and imports them.
+own_python() { # prints the version of the environment's Python, if it belongs to this checkout
+    # In a copied or moved checkout, an environment runs and imports the programs of the old place.
     if [ -e "$venv/bin/pip" ] && ! grep -qF "$(pwd -P)/$venv/bin/" "$venv/bin/pip"; then return; fi
     "$venv/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null || :
 }
 
-# Whose environment it is: that of another user works, as long as it need not be changed.
+# Another user's environment works too, as long as it need not be changed.
 version=$(own_python)
 made=
 for mark in "$venv/made-for-test" "$venv/made-for-$kind"; do
@@ -236,7 +236,7 @@ if [ -n "$made" ] && [ -z "$required" ]; then exit 0; fi
 if [ -n "$packages" ] && [ "$manager" = apt-get ] && [ -n "$may_install" ]; then
     before=$packages
     if install "$packages"; then
-        survey # what was installed may need more
+        survey # the new packages may need others
         if [ -n "$packages" ] && [ "$packages" != "$before" ]; then install "$packages" || :; fi
     fi
     survey
@@ -267,7 +267,7 @@ fi
 [ -z "$made" ] || exit 0
 user=$(id -un 2>/dev/null) || user=$(id -u)
 case $([ -w . ] || stat -c '%u %A' .) in
-"$(id -u) drw"*) # only a file system keeps an owner out who has the right to write
+"$(id -u) drw"*) # the owner has the right to write, so the file system is read-only
     fail "$PWD is on a read-only file system" \
         "cp -R '$PWD' ~/sqshforge && cd ~/sqshforge && ./setup.sh $goal"
     ;;
@@ -278,8 +278,9 @@ closed=$(find "$venv" ./*.egg-info -type d ! -writable -print -quit 2>/dev/null)
 [ -z "$closed" ] || fail "$PWD/$closed belongs to $(stat -c %U "$closed"), not to $user" \
     "sudo chown -R $user '$PWD'"
 
-# Only one at a time; what a killed one has left running (pip, say) holds the lock on. Over NFS only
-# a file that is open for writing can be locked, and a script that is cannot be started.
+# Only one at a time. Processes that a killed set-up left running, such as pip, still hold the lock.
+# Over NFS only a file that is open for writing can be locked, and a script that is open for writing
+# cannot be started, so the lock is on pyproject.toml.
 if [ -z "${SQSHFORGE_SETUP:-}" ] && command -v flock >/dev/null; then
     export SQSHFORGE_SETUP=locked
     if (exec 9<>pyproject.toml) 2>/dev/null; then exec 9<>pyproject.toml; else exec 9<pyproject.toml; fi
@@ -287,10 +288,10 @@ if [ -z "${SQSHFORGE_SETUP:-}" ] && command -v flock >/dev/null; then
     flock --nonblock 9 2>/dev/null || refused=$?
     case $refused in
     0) ;;
-    1) # another one holds it
+    1) # another set-up holds it
         echo "waiting for another set-up of this checkout"
         flock 9
-        exec ./setup.sh "$goal" # it may be done
+        exec ./setup.sh "$goal" # perhaps nothing is left to do
         ;;
     *)
         echo "note: this file system has no locks: set up this checkout from one place at a time" >&2
@@ -307,13 +308,13 @@ xla) ./setup.sh composer ;;
 esac
 version=$(own_python)
 echo "making $venv${extra:+ for $kind}"
-# An environment without any mark was left half made; one that is only old is brought up to date.
+# An environment without any mark is incomplete and made anew; one that is only old is updated.
 whole=
 for mark in "$venv"/made-for-*; do
     if [ -n "$version" ] && [ "$(head -n 1 "$mark" 2>/dev/null)" = "$version" ]; then whole=1; fi
 done
 if [ -z "$whole" ]; then
-    if [ -L "$venv" ]; then rm "$venv"; fi # venv would empty another checkout's, then refuse a link
+    if [ -L "$venv" ]; then rm "$venv"; fi # venv would empty the link's target, then refuse it
     rm -f "$venv"/made-for-*
     "$python" -m venv --clear "$venv"
 fi
@@ -323,7 +324,7 @@ if [ "$goal" = xla ]; then
     .venvcomposer/bin/python -c "$site" >"$("$venv/bin/python" -c "$site")/composer.pth"
 fi
 : "${log:=$(mktemp)}"
-by_uv() { # what uv cannot get, pip may; and only pip sees what composer.pth brings
+by_uv() { # pip is tried for what uv cannot get; only pip sees the packages of composer.pth
     [ "$goal" != xla ] || return
     [ "$kind" != quickstart ] ||
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --retries 0 "$@" uv ||
@@ -333,7 +334,7 @@ by_uv() { # what uv cannot get, pip may; and only pip sees what composer.pth bri
 by_pip() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" --editable ".$extra"
 }
-set -- # the versions that are tested, which not every package index has
+set -- # the tested versions, which not every package index has
 [ ! -e "constraints/$kind.txt" ] || set -- --constraint "constraints/$kind.txt"
 if ! by_uv "$@" >"$log" 2>&1 && ! by_pip "$@" >"$log" 2>&1; then
     if [ $# = 0 ] || ! by_pip >>"$log" 2>&1; then
