@@ -1,7 +1,7 @@
-"""What an image holds: its Debian and Python packages, as they stand in an SPDX document.
+"""The Debian and Python packages in an image, as items of an SPDX document.
 
-Standard library only, for Python 3.10 and later: `sbom.py` runs this while an image is built. What
-is broken in a package's own record is left out or replaced; only `OSError` comes out of here.
+Standard library only, for Python 3.10 and later: `sbom.py` runs this while an image is built.
+Broken parts of a package's own record are left out or replaced; only `OSError` is raised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 UNKNOWN = "NOASSERTION"
 
-# Where the files of a package are unpacked, whatever has still to be configured.
+# States of packages whose files are unpacked, whether configured or not.
 UNPACKED = {"installed", "triggers-pending", "triggers-awaited", "half-configured", "unpacked"}
 PYTHON_FOLDERS = (
     "usr/lib*/python3*/*-packages",
@@ -33,14 +33,14 @@ LICENSES = """
     Unicode-DFS-2016 Unlicense WTFPL X11 Zlib ZPL-2.1
 """
 EXCEPTIONS = "Classpath-exception-2.0 GCC-exception-3.1 LLVM-exception"
-# What the words of an expression are, in one letter each: licenses, exceptions, the rest.
+# The kind of each word in an expression, as one character: licenses, exceptions, the rest.
 SIGNS = {
     **dict.fromkeys(LICENSES.split(), "L"),
     **dict.fromkeys(EXCEPTIONS.split(), "E"),
     **{"AND": "&", "OR": "&", "WITH": "+", "(": "(", ")": ")"},
 }
 SPELLING = {word.lower(): word for word in SIGNS}
-# License fields and the last part of license classifiers; no name that several licenses share.
+# License fields, and last parts of license classifiers, that mean one license only.
 LICENSE_NAMES = {
     "apache 2.0": "Apache-2.0",
     "apache license 2.0": "Apache-2.0",
@@ -59,7 +59,7 @@ LICENSE_NAMES = {
 
 @dataclass(frozen=True)
 class Item:
-    """One package of the document. What is empty is not said there."""
+    """One package of the document, which leaves out empty fields."""
 
     kind: str
     name: str
@@ -75,7 +75,7 @@ class Item:
 
     @property
     def id(self) -> str:
-        """Unique and the same every time; its letters are the few that SPDX allows."""
+        """A unique, reproducible identifier, of characters that SPDX allows."""
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:12]
         return f"SPDXRef-{self.kind}-{re.sub(r'[^A-Za-z0-9.]+', '-', self.name)}-{digest}"
 
@@ -106,18 +106,18 @@ class Item:
 
 
 def clean(text: str) -> str:
-    """One printable line, so that nothing in it breaks a reader of JSON or a terminal."""
+    """Return the text as one printable line, safe for readers of JSON and for terminals."""
     line = " ".join(text.split())
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in line)
 
 
 def normalize(name: str) -> str:
-    """A Python package's name as indexes write it (PEP 503)."""
+    """Return a Python package's name as indexes write it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def purl(kind: str, path: str, version: str, **qualifiers: str) -> str:
-    """A package URL; empty parts are left out."""
+    """Return a package URL without its empty parts."""
     pairs = [f"{key}={quote(value, ':')}" for key, value in sorted(qualifiers.items()) if value]
     return (
         f"pkg:{kind}/{quote(path)}"
@@ -127,9 +127,9 @@ def purl(kind: str, path: str, version: str, **qualifiers: str) -> str:
 
 
 def expression(text: str) -> str:
-    """A text as an SPDX license expression, spelled as in SPDX's list; empty where it is none.
+    """Return a text as an SPDX license expression, spelled as in SPDX's list; else an empty string.
 
-    Licenses outside of `LICENSES` make it none: the whole list is not here to look them up.
+    A license outside `LICENSES` makes a text no expression: SPDX's full list is not available here.
     """
     text = LICENSE_NAMES.get(text.lower(), text)
     words = [SPELLING.get(word.lower(), word) for word in re.findall(r"[()]|[^\s()]+", text)]
@@ -142,7 +142,7 @@ def expression(text: str) -> str:
 
 
 def read(path: Path) -> str:
-    """A text file with whatever is not UTF-8 replaced; empty where there is none."""
+    """Return a text file with invalid UTF-8 replaced, or an empty string if there is no file."""
     try:
         return path.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n")
     except (FileNotFoundError, NotADirectoryError):
@@ -150,7 +150,7 @@ def read(path: Path) -> str:
 
 
 def headers(text: str) -> dict[str, list[str]]:
-    """The `Key: value` lines at the head of a text, by key in lower case."""
+    """Return the values of the `Key: value` lines at the head of a text, by key in lower case."""
     found: dict[str, list[str]] = {}
     for line in re.sub(r"\n[ \t]+", " ", text.partition("\n\n")[0]).split("\n"):
         key, colon, value = line.partition(":")
@@ -160,14 +160,14 @@ def headers(text: str) -> dict[str, list[str]]:
 
 
 def read_system(root: Path) -> dict[str, str]:
-    """What os-release says."""
+    """Return the fields of os-release."""
     text = read(root / "etc/os-release") or read(root / "usr/lib/os-release")
     pairs = (line.partition("=") for line in text.split("\n"))
     return {key.strip(): clean(value.strip().strip("\"'")) for key, _, value in pairs}
 
 
 def debian_packages(root: Path, system: Mapping[str, str]) -> Iterator[Item]:
-    """Every package that dpkg has unpacked, and those of images without dpkg (status.d)."""
+    """Yield all packages that dpkg has unpacked, and those of images without dpkg (status.d)."""
     dpkg = root / "var/lib/dpkg"
     for stanza in re.split(r"\n\n+", read(dpkg / "status")):
         fields = headers(stanza)
@@ -179,7 +179,7 @@ def debian_packages(root: Path, system: Mapping[str, str]) -> Iterator[Item]:
 
 
 def debian_package(fields: Mapping[str, list[str]], system: Mapping[str, str]) -> Iterator[Item]:
-    """The package of a control stanza; none where it has no name or no version."""
+    """Yield the package of a control stanza, if it has a name and a version."""
     name, version, arch, source, maintainer = (
         fields.get(key, [""])[0]
         for key in ("package", "version", "architecture", "source", "maintainer")
@@ -200,10 +200,9 @@ def debian_package(fields: Mapping[str, list[str]], system: Mapping[str, str]) -
 
 
 def supplier(maintainer: str) -> str:
-    """`NAME <EMAIL>` as SPDX writes it.
+    """Return `NAME <EMAIL>` as SPDX writes it.
 
-    Whether a person or a group maintains a package is not said; it is taken for a group, as most
-    are.
+    The field does not say whether the maintainer is a person or a group; most are groups.
     """
     name, _, email = re.sub("[()]", " ", maintainer).partition("<")
     email = email.rstrip("> ")
@@ -212,15 +211,15 @@ def supplier(maintainer: str) -> str:
 
 
 def python_packages(root: Path, sums: Mapping[tuple[str, str], str]) -> Iterator[Item]:
-    """Every Python distribution, with the sum of its file where the lock leaves no choice.
+    """Yield all Python distributions, each with its file's checksum if the lock allows only one.
 
-    `importlib.metadata` is not asked: one file that is not UTF-8 would end it.
+    `importlib.metadata` is not used: one file that is not UTF-8 would make it fail.
     """
     for path in metadata_files(root):
         fields = headers(read(path))
         name, version = (fields.get(key, [""])[0] for key in ("name", "version"))
         if name and version:
-            # Debian's own distributions lie there, which are no file of an index.
+            # Debian's own distributions are in this folder; they do not come from an index.
             debian = path.is_relative_to(root / "usr/lib/python3/dist-packages")
             declared, words = declared_license(fields)
             yield Item(
@@ -236,13 +235,13 @@ def python_packages(root: Path, sums: Mapping[tuple[str, str], str]) -> Iterator
 
 
 def metadata_files(root: Path) -> Iterator[Path]:
-    """The metadata of the distributions on this interpreter's path, or in another (real) root."""
+    """Yield metadata files of distributions on this interpreter's path or in another real root."""
     if root == Path("/"):
         folders = [Path(entry).absolute() for entry in sys.path if entry]
     else:
         folders = [folder for pattern in PYTHON_FOLDERS for folder in root.glob(pattern)]
     folders = [folder for folder in folders if folder.is_dir()]
-    # lib64 may be lib, and a link may lead out of the root: each folder once, and only its own.
+    # lib64 may be a link to lib, and a link may lead out of the root: take each folder inside once.
     places = {folder.resolve(): folder for folder in sorted(folders, reverse=True)}
     for place in sorted(places):
         if place.is_relative_to(root):
@@ -252,7 +251,7 @@ def metadata_files(root: Path) -> Iterator[Path]:
 
 
 def declared_license(fields: Mapping[str, list[str]]) -> tuple[str, str]:
-    """The SPDX expression that metadata declares, and its own words where they are others."""
+    """Return the SPDX expression that metadata declares, and its own words if they differ."""
     classifiers = {
         value.rpartition(" :: ")[2]
         for value in fields.get("classifier", ())

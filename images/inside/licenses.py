@@ -2,11 +2,11 @@
 
     python3 licenses.py --into /licenses nccl.tar gdrcopy.tar
 
-What is compiled from a source gets into an image without a package that would bring them. Those at
-the top of NAME.tar go to INTO/NAME/ under their own names.
+Code compiled from a source gets into an image without a package that would bring its license files.
+The files at the top of NAME.tar go to INTO/NAME/ under their own names.
 
-Standard library only. Exit codes: 0 all have some, 1 a tar has none or cannot be read, or nothing
-can be written; one line tells what is wrong.
+Standard library only. Exit codes: 0 every tar has license files; 1 a tar has none or cannot be
+read, or a file cannot be written. One line says what is wrong.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NAMES = re.compile(
 
 
 class NoLicenseError(Exception):
-    """A source has no licence file."""
+    """A source has no license file."""
 
 
 def take(tar: Path, into: Path) -> list[str]:
-    """Put the licence files of a source into a folder; give their names.
+    """Extract the license files at the top of a source's tar into a folder; return their names.
 
-    Raises `NoLicenseError` where there is none, `OSError` and `tarfile.TarError` for a tar that
-    cannot be read.
+    Raises `NoLicenseError` if there is none, and `OSError` or `tarfile.TarError` if the tar cannot
+    be read.
     """
     taken = []
     with tarfile.open(tar, "r:") as source:

@@ -1,18 +1,18 @@
-"""The bill of materials of an image, as SPDX 2.3 JSON, made inside the image while it is built.
+"""Write the bill of materials of an image, as SPDX 2.3 JSON, inside the image while it is built.
 
     python3 sbom.py --meta /sqshforge/meta [--root /]
 
-What the image holds is read from the image (`inventory.py`, which lies beside this file). What
-that was made from is read from META/lock.json: base and compiler images, git sources, archives,
-sdists, patches. The result is META/sbom.spdx.json: there whole or not at all, and the same bytes
-for the same input where SOURCE_DATE_EPOCH gives the time.
+The contents of the image are read from the image (`inventory.py`, beside this file). What they were
+made from is read from META/lock.json: base and compiler images, git sources, archives, sdists,
+patches. The result, META/sbom.spdx.json, is written whole or not at all, and has the same bytes for
+the same input if SOURCE_DATE_EPOCH gives the time.
 
-Nothing is guessed. A license is declared where metadata gives an SPDX expression or a name that
-means one license only, and a checksum stands where one file only can have been installed.
+Nothing is guessed. A license is declared only if metadata gives an SPDX expression or a name that
+means one license only, and a checksum is given only if no other file can have been installed.
 
-Standard library only: the Python that runs this has nothing else yet. Exit codes: 0 written,
-1 the lock or the root cannot be read or the result not be written, 2 the request was wrong; one
-line tells what is wrong.
+Standard library only: the Python that runs this has nothing else yet. Exit codes: 0 written; 1 the
+lock or the root cannot be read, or the result cannot be written; 2 the request was wrong. One line
+says what is wrong.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from inventory import (
 
 DOCUMENT = "SPDXRef-DOCUMENT"
 NAMESPACE = "https://sqshforge.io/spdx"
-LICENSES = "usr/share/doc"  # a folder for each source, as for each package of Debian's
+LICENSES = "usr/share/doc"  # with a folder for each source, as for each Debian package
 NO_DIGEST = "no digest is known: what the tag named then, or a system made from packages instead"
 IMAGE = re.compile(r"(?:([^/]*[.:][^/]*|localhost)/)?([^:@]+)(?::([^@]*))?(?:@.*)?")
-# An address such as http://127.0.0.1/ is none for the readers of the document.
+# Addresses such as http://127.0.0.1/ are of no use to readers of the document.
 URL = re.compile(r"(?i)(https?|ftp|git|ssh)://([\w.~-]+@)?([a-z0-9-]+\.)+[a-z]{2,}(:\d+)?(/\S*)?")
 
 Node = Mapping[str, Any]
-Link = tuple[str, str, str]  # an element, its relationship to another, and that one
+Link = tuple[str, str, str]  # an element, its relationship to another, and the other
 
 
 class LockError(Exception):
-    """What is wrong with the lock."""
+    """The lock cannot be used; the message says why."""
 
 
 class Arguments(argparse.ArgumentParser):
-    """Tells a wrong request in one line."""
+    """A parser that reports a wrong request in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {clean(message)}\n")
 
 
 def members(node: Node, key: str) -> list[Node]:
-    """The objects in a list of the lock; a list that is absent or null is empty."""
+    """Return a list of objects of the lock; empty if it is absent or null."""
     found = node.get(key) or []
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise LockError(f"{key} is not a list of objects")
@@ -73,7 +73,7 @@ def members(node: Node, key: str) -> list[Node]:
 
 
 def member(node: Node, key: str) -> Node:
-    """An object of the lock; one that is absent or null is empty."""
+    """Return an object of the lock; empty if it is absent or null."""
     found = node.get(key) or {}
     if not isinstance(found, dict):
         raise LockError(f"{key} is not an object")
@@ -81,7 +81,7 @@ def member(node: Node, key: str) -> Node:
 
 
 def string(node: Node, key: str) -> str:
-    """A string of the lock; one that is absent or null is empty."""
+    """Return a string of the lock; empty if it is absent or null."""
     found = node.get(key) or ""
     if not isinstance(found, str):
         raise LockError(f"{key} is not a string")
@@ -89,7 +89,7 @@ def string(node: Node, key: str) -> str:
 
 
 def strings(node: Node, key: str) -> list[str]:
-    """The strings in a list of the lock; a list that is absent or null is empty."""
+    """Return a list of strings of the lock; empty if it is absent or null."""
     found = node.get(key) or []
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise LockError(f"{key} is not a list of strings")
@@ -97,14 +97,14 @@ def strings(node: Node, key: str) -> list[str]:
 
 
 def name_of(node: Node) -> str:
-    """The name that a part of the lock cannot be without."""
+    """Return the name of a part of the lock; raise `LockError` if it has none."""
     if not (name := string(node, "name")):
         raise LockError(f"a part has no name: {clean(json.dumps(node))[:80]}")
     return name
 
 
 def load(path: Path) -> Node:
-    """The lock; `LockError` where it is not one, `OSError` where it cannot be read."""
+    """Read a lock. Raises `LockError` if it is not one, `OSError` if it cannot be read."""
     try:
         lock = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -115,14 +115,14 @@ def load(path: Path) -> Node:
 
 
 def only(sums: Iterable[str]) -> str:
-    """The SHA-256 of a file, where one is known and no other is possible; else empty."""
+    """Return a file's SHA-256 if it is the only possible one; else an empty string."""
     found = {one.lower().removeprefix("sha256:") for one in sums}
     one = found.pop() if len(found) == 1 else ""
     return one if re.fullmatch("[0-9a-f]{64}", one) else ""
 
 
 def container(kind: str, node: Node) -> Iterator[Item]:
-    """An image of a registry, by its name and, where the lock has it, its digest."""
+    """Yield an image of a registry, by its name and, if the lock has it, its digest."""
     image, digest = string(node, "image"), string(node, "digest")
     if image:
         parts = IMAGE.fullmatch(image)
@@ -141,14 +141,14 @@ def container(kind: str, node: Node) -> Iterator[Item]:
 
 
 def distribution(kind: str, node: Node, purpose: str) -> Item:
-    """A Python package of the lock as a file of an index, which need not be in the image."""
+    """Return a Python package of the lock as a file of an index; it need not be in the image."""
     name, version = name_of(node), string(node, "version")
     locator = purl("pypi", normalize(name), version)
     return Item(kind, name, version, purpose, sha256=only(strings(node, "hashes")), purl=locator)
 
 
 def git_source(node: Node, root: Path) -> Item:
-    """A git repository at its commit; without one it has no download location."""
+    """Return a git repository at its commit; without a commit it has no download location."""
     url, ref, commit = (string(node, key) for key in ("git", "ref", "commit"))
     name, words = name_of(node), string(node, "license")
     declared = expression(words)
@@ -182,14 +182,14 @@ def archive(node: Node) -> Item:
 
 
 def patch(node: Node) -> Item:
-    """A package, not an SPDX file: that would need a SHA-1, which the lock does not have."""
+    """Return a package, not an SPDX file, which would need a SHA-1 that the lock does not have."""
     if not (file := string(node, "file")):
         raise LockError("a patch has no file")
     return Item("patch", file, purpose="FILE", sha256=only([string(node, "sha256")]))
 
 
 def contents(lock: Node, root: Path) -> set[Item]:
-    """What the image holds: its system and the packages of dpkg and Python."""
+    """Return what the image contains: its system and the packages of dpkg and Python."""
     system = read_system(root)
     vendor, version = system.get("ID", ""), system.get("VERSION_ID", "")
     title = system.get("PRETTY_NAME", "")
@@ -205,7 +205,7 @@ def contents(lock: Node, root: Path) -> set[Item]:
 
 
 def sources(lock: Node, root: Path) -> set[Item]:
-    """What the lock says that parts of the image were built from."""
+    """Return what parts of the image were built from, according to the lock."""
     return {
         *(distribution("sdist", one, "SOURCE") for one in members(member(lock, "python"), "built")),
         *(git_source(one, root) for one in members(lock, "sources")),
@@ -214,7 +214,7 @@ def sources(lock: Node, root: Path) -> set[Item]:
 
 
 def helpers(lock: Node) -> dict[Item, str]:
-    """What was used while building and is not in the image, and how."""
+    """Return what was used to build the image but is not in it, each with its relationship."""
     python = member(lock, "python")
     pip = member(python, "installer")
     programs = [*container("compiler", member(lock, "compiler"))]
@@ -224,20 +224,20 @@ def helpers(lock: Node) -> dict[Item, str]:
 
 
 def named(name: str, items: Iterable[Item], *kinds: str) -> list[Item]:
-    """The items of some kinds that have a name, in any spelling of it."""
+    """Return the items of some kinds that have this name, in any spelling."""
     return [
         item for item in items if item.kind in kinds and normalize(item.name) == normalize(name)
     ]
 
 
 def made_of(origin: Item, inside: Iterable[Item]) -> list[Item]:
-    """The Python distributions in the image that a source of the lock was built into."""
+    """Return the Python distributions in the image that were built from a source of the lock."""
     found = named(origin.name, inside, "python")
     return [one for one in found if origin.kind != "sdist" or one.version == origin.version]
 
 
 def patched(node: Node, inside: set[Item], origins: set[Item], image: Item) -> set[Link]:
-    """What a patch was for, and what holds it now: the image where nothing has its name."""
+    """Link a patch to what it was for and to what contains it now: by default the image."""
     one, subject = patch(node).id, string(node, "of")
     products = named(subject, inside, "python", "deb") or [image]
     originals = named(subject, origins, "source", "archive", "sdist") or products
@@ -246,7 +246,7 @@ def patched(node: Node, inside: set[Item], origins: set[Item], image: Item) -> s
 
 
 def describe(lock: Node, root: Path) -> tuple[set[Item], set[Link]]:
-    """All elements of the document and how they are related."""
+    """Return all elements of the document and their relationships."""
     target, inputs = string(lock, "target"), string(lock, "inputs")
     image = Item("image", target, purpose="CONTAINER", source=inputs and f"lock of {inputs}")
     inside, origins = contents(lock, root), sources(lock, root)
@@ -268,7 +268,7 @@ def describe(lock: Node, root: Path) -> tuple[set[Item], set[Link]]:
 
 
 def document(lock: Node, root: Path, created: str) -> dict[str, object]:
-    """The whole document; its namespace tells documents of different content apart."""
+    """Return the whole document; documents with different content have different namespaces."""
     items, links = describe(lock, root)
     packages = [item.spdx() for item in sorted(items, key=lambda item: item.id)]
     relationships = [
@@ -292,7 +292,7 @@ def document(lock: Node, root: Path, created: str) -> dict[str, object]:
 
 
 def moment(epoch: str | None) -> str:
-    """SOURCE_DATE_EPOCH, or now, as SPDX writes it; `ValueError` for what is no moment."""
+    """Return SOURCE_DATE_EPOCH, or now, as SPDX writes it; raise `ValueError` if it is invalid."""
     if not epoch:
         time = datetime.now(timezone.utc)
     elif not epoch.isdecimal():
@@ -303,7 +303,7 @@ def moment(epoch: str | None) -> str:
 
 
 def write(path: Path, content: dict[str, object]) -> None:
-    """Put the document in place in one step; nothing is left of one that cannot be written."""
+    """Write the document atomically; nothing is left of one that cannot be written."""
     new = path.with_name(f".{path.name}.new")
     try:
         new.write_text(json.dumps(content, indent=2) + "\n")
@@ -323,10 +323,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         created = moment(os.environ.get("SOURCE_DATE_EPOCH"))
-    except (ValueError, OverflowError, OSError):  # no number, or no year has so many seconds
+    except (ValueError, OverflowError, OSError):  # not a number, or beyond the last year
         parser.error("SOURCE_DATE_EPOCH is not a number of seconds since 1970")
     try:
-        next(options.root.iterdir(), None)  # a root that is not there is no empty image
+        next(options.root.iterdir(), None)  # a missing root is an error, not an empty image
         lock = load(options.meta / "lock.json")
         write(options.meta / "sbom.spdx.json", document(lock, options.root.resolve(), created))
     except OSError as error:

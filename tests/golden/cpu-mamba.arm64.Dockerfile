@@ -8,9 +8,9 @@
 #   base ──> system ──┬──────────> image
 #                     └─> code ─────┘
 #
-# system   what apt brings
+# system   packages from apt
 # code     launchers + training code, compiled
-# image    locked Python packages + what the stage code made
+# image    locked Python packages + the result of stage code
 
 ARG BASE=debian:bookworm-slim
 
@@ -19,8 +19,8 @@ FROM ${BASE} AS base
 FROM base AS system
 LABEL io.sqshforge.target=cpu-mamba
 ARG DEBIAN_FRONTEND=noninteractive
-# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
-# build without a network finds both lists and packages in apt/system.
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
+# Without a network, both lists and packages come from apt/system.
 # hadolint ignore=DL3008
 RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     --mount=type=bind,source=apt,target=/run/apt \
@@ -35,20 +35,20 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
 
 FROM system AS code
 # Compiled here once, not by each process of a job. As with the packages, Python does not compare
-# byte code with its source (unchecked-hash). The seed and the times are fixed: the same sources give
-# the same bytes.
+# byte code with its source (unchecked-hash). The seed and the times are fixed, so that the same
+# sources give the same bytes.
 COPY payload/ /code/
 RUN PYTHONHASHSEED=0 python3.11 -B -m compileall -q --invalidation-mode unchecked-hash \
         -s /code -p /sqshforge /code \
     && find /code \( -type d -o -name '*.pyc' \) -exec touch -d @1577836800 {} +
 
 FROM system AS image
-# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# Only packages in the lock are installed, from files whose checksums are in it. pip runs from its
 # own wheel and stays out of the image.
-# The byte code says that it need not be compared with its source: the image never changes, and it
-# starts faster. What this Python itself imports from there is not to be written the other way
-# before (-B). The packages' own tests, which no job imports, would be a third of it. Packages bring
-# a few files for other versions of Python; those stay uncompiled (exit code 1).
+# The byte code is marked as never to be compared with its source: the image never changes, and
+# starts faster. -B keeps this Python from first writing byte code of the other kind for what it
+# imports. Packages' own tests, which no job imports, would be a third of the byte code. A few files
+# of packages are for other versions of Python; those stay uncompiled (exit code 1).
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
@@ -61,7 +61,7 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --find-links /run/wheels --requirement /run/requirements/packages.txt \
     && { python3.11 -B -m compileall -qq -j 0 -x /tests/ --invalidation-mode unchecked-hash \
         /usr/local/lib/python3.11/dist-packages || [ "$?" -eq 1 ]; }
-# Debian and Ubuntu have no `python`, which many a command line and script calls.
+# Debian and Ubuntu have no `python`, which many command lines and scripts call.
 RUN command -v python || ln -s "$(command -v python3.11)" /usr/local/bin/python
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
@@ -72,14 +72,14 @@ LABEL org.opencontainers.image.title="sqshforge cpu-mamba" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.base.name="debian:bookworm-slim"
 WORKDIR /sqshforge
-# A vendor's entry point would print its banner before everything that runs.
+# A vendor's entry point would print its banner before the output of each command.
 ENTRYPOINT []
 CMD ["/bin/bash"]
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
-    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
-    && { test "$(sha256sum </run/inside/sbom.py)" = "f326287bfb9d7e8a80cfab190dc2ebaa83f5575c97f3d7813c5588ff4c45b12f  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/inside/inventory.py)" = "2f459380b383c82d0d440e48695d9a107b7fbb348862386c313e0e91d0c90d1f  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "fe9e9280bbb9a7d809a306e2848cdc8fa4754810627a8270f5eb4fce75e83341  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.11 -B /run/inside/sbom.py --meta /sqshforge/meta
-# Our own code comes last and in one step, as an edit of it makes all that follows anew.
+# Our own code comes last and in one step, because an edit rebuilds all later layers.
 COPY --from=code /code/ /sqshforge/

@@ -6,7 +6,7 @@
 # Stages:
 #
 #   base ──> system ──> packages ───────────────> image
-#                          ┊ looked at              ↑ wheels, libraries, licenses
+#                          ┊ mounted                ↑ wheels, libraries, licenses
 #   compiled-on ──> compiler ──┬─> triton ──────────┤
 #                              ├─> causal-conv1d ───┤
 #                              ├─> mamba-ssm ───────┤
@@ -15,11 +15,11 @@
 #   system ──> licenses ────────────────────────────┤
 #   system ──> code ────────────────────────────────┘
 #
-# system    what apt and the EFA installer bring
+# system    packages from apt and the EFA installer
 # packages  locked Python packages
-# compiler  the base's twin with CUDA's compiler; nothing of it stays but what is copied
+# compiler  the base's twin with CUDA's compiler; only copied files get into the image
 # code      launchers + training code, compiled
-# image     what the other stages made
+# image     the results of the other stages
 
 ARG BASE=nvidia/cuda:12.1.1-base-ubuntu22.04
 ARG COMPILER=nvidia/cuda:12.1.1-devel-ubuntu22.04
@@ -30,8 +30,8 @@ FROM ${COMPILER} AS compiled-on
 FROM base AS system
 LABEL io.sqshforge.target=cuda-mamba
 ARG DEBIAN_FRONTEND=noninteractive
-# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
-# build without a network finds both lists and packages in apt/system.
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
+# Without a network, both lists and packages come from apt/system.
 # hadolint ignore=DL3008
 RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     --mount=type=bind,source=apt,target=/run/apt \
@@ -57,9 +57,9 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
         udev \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
-# The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
-# packages need of Debian's is in the recipe, and what they only recommend is left out, so that it
-# asks for nothing that a build without a network does not have.
+# The --skip flags and --no-verify are for images, which have neither card nor kernel. The recipe
+# lists the Debian packages that the installer's packages depend on; those that they only recommend
+# are left out. So the installer needs nothing that a build without a network does not have.
 ARG ARCHIVE_EFA
 RUN --mount=type=bind,source=archives,target=/run/archives \
     --mount=type=secret,id=apt --mount=type=secret,id=ca \
@@ -76,12 +76,12 @@ RUN --mount=type=bind,source=archives,target=/run/archives \
     && ldconfig
 
 FROM system AS packages
-# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# Only packages in the lock are installed, from files whose checksums are in it. pip runs from its
 # own wheel and stays out of the image.
-# The byte code says that it need not be compared with its source: the image never changes, and it
-# starts faster. What this Python itself imports from there is not to be written the other way
-# before (-B). The packages' own tests, which no job imports, would be a third of it. Packages bring
-# a few files for other versions of Python; those stay uncompiled (exit code 1).
+# The byte code is marked as never to be compared with its source: the image never changes, and
+# starts faster. -B keeps this Python from first writing byte code of the other kind for what it
+# imports. Packages' own tests, which no job imports, would be a third of the byte code. A few files
+# of packages are for other versions of Python; those stay uncompiled (exit code 1).
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
@@ -98,8 +98,8 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
 FROM compiled-on AS compiler
 LABEL io.sqshforge.target=cuda-mamba
 ARG DEBIAN_FRONTEND=noninteractive
-# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
-# build without a network finds both lists and packages in apt/compiler.
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
+# Without a network, both lists and packages come from apt/compiler.
 # hadolint ignore=DL3008
 RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     --mount=type=bind,source=apt,target=/run/apt \
@@ -143,11 +143,11 @@ ARG ARCHIVE_CUOBJDUMP
 ARG ARCHIVE_LLVM
 ARG ARCHIVE_NVDISASM
 ARG ARCHIVE_PTXAS
-# Its setup.py downloads LLVM, pybind11 and NVIDIA's programs, and its CMakeLists.txt clones
-# googletest, where they do not find them. All of them are put where they are looked for, and the
-# network is off. cmake is called by setup.py, which hands no flag on to it in this version.
-# The patches are in before anything is compiled, so that what is installed cannot be another copy.
-# What printf writes is a script of its own.
+# If setup.py does not find LLVM, pybind11 and NVIDIA's programs, it downloads them, and
+# CMakeLists.txt clones googletest. All are put where they are looked for, and the network is off.
+# The patches are applied before anything is compiled, so no unpatched copy can be installed.
+# In this version setup.py passes no flags to cmake, so printf writes a wrapper that adds them; its
+# variables are for the wrapper to expand.
 # hadolint ignore=SC2016
 RUN --mount=type=bind,source=sources,target=/run/sources \
     --mount=type=bind,source=archives,target=/run/archives \
@@ -193,8 +193,8 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
 FROM compiler AS causal-conv1d
 ARG MAX_JOBS=2
 ARG SOURCE_CAUSAL_CONV1D
-# /build stays between builds: one that was stopped goes on where it was. The packages that it is
-# compiled against are those of the image, and are only looked at.
+# /build is kept between builds, so an interrupted one resumes. The package is compiled against the
+# image's own packages, which are only mounted.
 RUN --mount=type=bind,source=sources,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.10/dist-packages,target=/usr/local/lib/python3.10/dist-packages \
@@ -216,8 +216,8 @@ RUN --mount=type=bind,source=sources,target=/run/source \
 FROM compiler AS mamba-ssm
 ARG MAX_JOBS=2
 ARG SOURCE_MAMBA
-# /build stays between builds: one that was stopped goes on where it was. The packages that it is
-# compiled against are those of the image, and are only looked at.
+# /build is kept between builds, so an interrupted one resumes. The package is compiled against the
+# image's own packages, which are only mounted.
 RUN --mount=type=bind,source=sources,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.10/dist-packages,target=/usr/local/lib/python3.10/dist-packages \
@@ -255,8 +255,8 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
 FROM compiler AS aws-ofi-nccl
 ARG MAX_JOBS=2
 ARG SOURCE_AWS_OFI_NCCL
-# libfabric is what the EFA installer brought to the image; it is only linked against here, and
-# what it needs in turn is not in this stage.
+# libfabric is the one that the EFA installer brought to the image. It is only linked against here;
+# its own dependencies are not in this stage.
 RUN --mount=type=bind,source=sources,target=/run/sources \
     --mount=type=bind,from=system,source=/opt/amazon,target=/opt/amazon \
     { test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" || { echo "wrong checksum: /run/sources/aws-ofi-nccl.tar" >&2; exit 1; }; } \
@@ -280,7 +280,7 @@ ARG SOURCE_NCCL
 ARG SOURCE_TRITON
 RUN --mount=type=bind,source=sources,target=/run/sources \
     --mount=type=bind,source=inside,target=/run/inside \
-    { test "$(sha256sum </run/inside/licenses.py)" = "e8a11035f3797d9bb6623df6e2349dc1cb4bfb42ea1bd024b9f4f23f1a366e83  -" || { echo "wrong checksum: /run/inside/licenses.py" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/inside/licenses.py)" = "d63e6065fa0ac995847affc67447d37b1f8eb7a2b0fd0d538645ef6ebb01a8dc  -" || { echo "wrong checksum: /run/inside/licenses.py" >&2; exit 1; }; } \
     && { test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" || { echo "wrong checksum: /run/sources/aws-ofi-nccl.tar" >&2; exit 1; }; } \
     && { test "$(sha256sum </run/sources/causal-conv1d.tar)" = "${SOURCE_CAUSAL_CONV1D}  -" || { echo "wrong checksum: /run/sources/causal-conv1d.tar" >&2; exit 1; }; } \
     && { test "$(sha256sum </run/sources/googletest.tar)" = "${SOURCE_GOOGLETEST}  -" || { echo "wrong checksum: /run/sources/googletest.tar" >&2; exit 1; }; } \
@@ -298,15 +298,15 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
 
 FROM system AS code
 # Compiled here once, not by each process of a job. As with the packages, Python does not compare
-# byte code with its source (unchecked-hash). The seed and the times are fixed: the same sources give
-# the same bytes.
+# byte code with its source (unchecked-hash). The seed and the times are fixed, so that the same
+# sources give the same bytes.
 COPY payload/ /code/
 RUN PYTHONHASHSEED=0 python3.10 -B -m compileall -q --invalidation-mode unchecked-hash \
         -s /code -p /sqshforge /code \
     && find /code \( -type d -o -name '*.pyc' \) -exec touch -d @1577836800 {} +
 
 FROM packages AS image
-# Only what comes now is compiled to byte code: all else has it already.
+# Only new files are compiled to byte code: the others are compiled already.
 RUN --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=bind,from=triton,source=/wheels,target=/run/built/triton \
     --mount=type=bind,from=causal-conv1d,source=/wheels,target=/run/built/causal-conv1d \
@@ -321,17 +321,17 @@ RUN --mount=type=bind,source=wheels,target=/run/wheels \
         -i /tmp/added || [ "$?" -eq 1 ]; } \
     && rm /tmp/before /tmp/added
 COPY --from=nccl /opt/nccl/lib/ /opt/nccl/lib/
-# torch brings an NCCL of its own; this one, and not that, is loaded.
+# torch brings its own NCCL; this one is loaded instead.
 ENV LD_PRELOAD=/opt/nccl/lib/libnccl.so.2
-# With its share/, where it tells NCCL to find the topology of an instance.
+# Includes share/, where the plugin has NCCL find the topology of an instance.
 COPY --from=aws-ofi-nccl /opt/aws-ofi-nccl/ /opt/aws-ofi-nccl/
 ENV PATH=/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
     LD_LIBRARY_PATH=/opt/aws-ofi-nccl/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH
-# Beside those of Debian's packages, which the EFA installer's are too.
+# Beside those of Debian packages, which include the EFA installer's.
 COPY --from=licenses /licenses/ /usr/share/doc/
-# Debian and Ubuntu have no `python`, which many a command line and script calls.
+# Debian and Ubuntu have no `python`, which many command lines and scripts call.
 RUN command -v python || ln -s "$(command -v python3.10)" /usr/local/bin/python
-# By the last two, enroot's and docker's hooks bring the driver in; not every base has them.
+# The last two make the hooks of enroot and docker bring in the driver; not every base sets them.
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -348,16 +348,16 @@ LABEL org.opencontainers.image.title="sqshforge cuda-mamba" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.base.name="nvidia/cuda:12.1.1-base-ubuntu22.04"
 WORKDIR /sqshforge
-# A vendor's entry point would print its banner before everything that runs.
+# A vendor's entry point would print its banner before the output of each command.
 ENTRYPOINT []
 CMD ["/bin/bash"]
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
-    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
-    && { test "$(sha256sum </run/inside/sbom.py)" = "f326287bfb9d7e8a80cfab190dc2ebaa83f5575c97f3d7813c5588ff4c45b12f  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/inside/inventory.py)" = "2f459380b383c82d0d440e48695d9a107b7fbb348862386c313e0e91d0c90d1f  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "fe9e9280bbb9a7d809a306e2848cdc8fa4754810627a8270f5eb4fce75e83341  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
-# Kernels that Triton has compiled before, from warm/cuda-mamba/; mostly none.
+# Kernels that Triton compiled earlier, from warm/cuda-mamba/; usually none.
 COPY triton-cache/ /sqshforge/triton-cache/
-# Our own code comes last and in one step, as an edit of it makes all that follows anew.
+# Our own code comes last and in one step, because an edit rebuilds all later layers.
 COPY --from=code /code/ /sqshforge/

@@ -6,7 +6,7 @@
 # Stages:
 #
 #   base ──> system ──┬─> packages ────────────────> image
-#                     │      ┊ looked at               ↑ wheels, library, licenses
+#                     │      ┊ mounted                 ↑ wheels, library, licenses
 #                     └─> compiler ─┬                  │
 #                                   ├─> causal-conv1d ─┤
 #                                   ├─> mamba-ssm ─────┤
@@ -14,11 +14,11 @@
 #             system ──> licenses ─────────────────────┤
 #             system ──> code ─────────────────────────┘
 #
-# system    what apt and the EFA installer bring
-# packages  locked Python packages, CUDA's libraries and NCCL among them
-# compiler  CUDA's compiler from its Python packages; nothing of it stays but what is copied
+# system    packages from apt and the EFA installer
+# packages  locked Python packages, including CUDA's libraries and NCCL
+# compiler  CUDA's compiler from its Python packages; only copied files get into the image
 # code      launchers + training code, compiled
-# image     what the other stages made
+# image     the results of the other stages
 
 ARG BASE=debian:bookworm-slim
 
@@ -27,8 +27,8 @@ FROM ${BASE} AS base
 FROM base AS system
 LABEL io.sqshforge.target=cuda13-mamba
 ARG DEBIAN_FRONTEND=noninteractive
-# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
-# build without a network finds both lists and packages in apt/system.
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
+# Without a network, both lists and packages come from apt/system.
 # hadolint ignore=DL3008
 RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     --mount=type=bind,source=apt,target=/run/apt \
@@ -53,9 +53,9 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
         udev \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
-# The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
-# packages need of Debian's is in the recipe, and what they only recommend is left out, so that it
-# asks for nothing that a build without a network does not have.
+# The --skip flags and --no-verify are for images, which have neither card nor kernel. The recipe
+# lists the Debian packages that the installer's packages depend on; those that they only recommend
+# are left out. So the installer needs nothing that a build without a network does not have.
 ARG ARCHIVE_EFA
 RUN --mount=type=bind,source=archives,target=/run/archives \
     --mount=type=secret,id=apt --mount=type=secret,id=ca \
@@ -72,12 +72,12 @@ RUN --mount=type=bind,source=archives,target=/run/archives \
     && ldconfig
 
 FROM system AS packages
-# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# Only packages in the lock are installed, from files whose checksums are in it. pip runs from its
 # own wheel and stays out of the image.
-# The byte code says that it need not be compared with its source: the image never changes, and it
-# starts faster. What this Python itself imports from there is not to be written the other way
-# before (-B). The packages' own tests, which no job imports, would be a third of it. Packages bring
-# a few files for other versions of Python; those stay uncompiled (exit code 1).
+# The byte code is marked as never to be compared with its source: the image never changes, and
+# starts faster. -B keeps this Python from first writing byte code of the other kind for what it
+# imports. Packages' own tests, which no job imports, would be a third of the byte code. A few files
+# of packages are for other versions of Python; those stay uncompiled (exit code 1).
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
@@ -93,8 +93,8 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
 
 FROM system AS compiler
 ARG DEBIAN_FRONTEND=noninteractive
-# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
-# build without a network finds both lists and packages in apt/compiler.
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
+# Without a network, both lists and packages come from apt/compiler.
 # hadolint ignore=DL3008
 RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     --mount=type=bind,source=apt,target=/run/apt \
@@ -118,7 +118,7 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --find-links /run/wheels --requirement /run/requirements/builders.txt
 ENV PATH=/opt/builders/bin:$PATH \
     PYTHONPATH=/opt/builders
-# The packages bring no names to link by, and the headers of CUDA's libraries come with torch's own.
+# The packages lack the names that linkers look for; headers of CUDA's libraries come with torch's.
 RUN ln -s lib /opt/builders/nvidia/cu13/lib64 \
     && ln -s libcudart.so.13 /opt/builders/nvidia/cu13/lib/libcudart.so
 ENV CUDA_HOME=/opt/builders/nvidia/cu13 \
@@ -126,8 +126,8 @@ ENV CUDA_HOME=/opt/builders/nvidia/cu13 \
 
 FROM compiler AS causal-conv1d
 ARG MAX_JOBS=2
-# /build stays between builds: one that was stopped goes on where it was. The packages that it is
-# compiled against are those of the image, and are only looked at.
+# /build is kept between builds, so an interrupted one resumes. The package is compiled against the
+# image's own packages, which are only mounted.
 RUN --mount=type=bind,source=sdists,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.11/dist-packages,target=/usr/local/lib/python3.11/dist-packages \
@@ -148,8 +148,8 @@ RUN --mount=type=bind,source=sdists,target=/run/source \
 
 FROM compiler AS mamba-ssm
 ARG MAX_JOBS=2
-# /build stays between builds: one that was stopped goes on where it was. The packages that it is
-# compiled against are those of the image, and are only looked at.
+# /build is kept between builds, so an interrupted one resumes. The package is compiled against the
+# image's own packages, which are only mounted.
 RUN --mount=type=bind,source=sdists,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.11/dist-packages,target=/usr/local/lib/python3.11/dist-packages \
@@ -184,7 +184,7 @@ FROM system AS licenses
 ARG SOURCE_GDRCOPY
 RUN --mount=type=bind,source=sources,target=/run/sources \
     --mount=type=bind,source=inside,target=/run/inside \
-    { test "$(sha256sum </run/inside/licenses.py)" = "e8a11035f3797d9bb6623df6e2349dc1cb4bfb42ea1bd024b9f4f23f1a366e83  -" || { echo "wrong checksum: /run/inside/licenses.py" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/inside/licenses.py)" = "d63e6065fa0ac995847affc67447d37b1f8eb7a2b0fd0d538645ef6ebb01a8dc  -" || { echo "wrong checksum: /run/inside/licenses.py" >&2; exit 1; }; } \
     && { test "$(sha256sum </run/sources/gdrcopy.tar)" = "${SOURCE_GDRCOPY}  -" || { echo "wrong checksum: /run/sources/gdrcopy.tar" >&2; exit 1; }; } \
     && python3.11 -B /run/inside/licenses.py --into /licenses \
         /run/sources/gdrcopy.tar
@@ -192,15 +192,15 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
 
 FROM system AS code
 # Compiled here once, not by each process of a job. As with the packages, Python does not compare
-# byte code with its source (unchecked-hash). The seed and the times are fixed: the same sources give
-# the same bytes.
+# byte code with its source (unchecked-hash). The seed and the times are fixed, so that the same
+# sources give the same bytes.
 COPY payload/ /code/
 RUN PYTHONHASHSEED=0 python3.11 -B -m compileall -q --invalidation-mode unchecked-hash \
         -s /code -p /sqshforge /code \
     && find /code \( -type d -o -name '*.pyc' \) -exec touch -d @1577836800 {} +
 
 FROM packages AS image
-# Only what comes now is compiled to byte code: all else has it already.
+# Only new files are compiled to byte code: the others are compiled already.
 RUN --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=bind,from=causal-conv1d,source=/wheels,target=/run/built/causal-conv1d \
     --mount=type=bind,from=mamba-ssm,source=/wheels,target=/run/built/mamba-ssm \
@@ -218,8 +218,9 @@ RUN echo /opt/gdrcopy/lib >/etc/ld.so.conf.d/gdrcopy.conf \
     && ldconfig \
     && rm -f /var/cache/ldconfig/aux-cache \
     && python3.11 -B -c 'import ctypes; ctypes.CDLL("libgdrapi.so")'
-# The installer's plugin loads CUDA's runtime by the name that its Python package lacks; what is
-# loaded is torch's own. Without either, NCCL would go on by TCP and say so in its debug log alone.
+# The installer's plugin loads CUDA's runtime by a name that its Python package lacks; with this link
+# it loads torch's copy. Without runtime or plugin, NCCL would use TCP and say so only in its debug
+# log.
 RUN ln -s /usr/local/lib/python3.11/dist-packages/nvidia/cu13/lib/libcudart.so.13 /usr/local/lib/libcudart.so \
     && ldconfig \
     && rm -f /var/cache/ldconfig/aux-cache \
@@ -227,11 +228,11 @@ RUN ln -s /usr/local/lib/python3.11/dist-packages/nvidia/cu13/lib/libcudart.so.1
     && { test -e /opt/amazon/ofi-nccl/lib/libnccl-net.so || { echo "the EFA installer has brought no plugin for NCCL" >&2; exit 1; }; }
 ENV PATH=/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
     LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib
-# Beside those of Debian's packages, which the EFA installer's are too.
+# Beside those of Debian packages, which include the EFA installer's.
 COPY --from=licenses /licenses/ /usr/share/doc/
-# Debian and Ubuntu have no `python`, which many a command line and script calls.
+# Debian and Ubuntu have no `python`, which many command lines and scripts call.
 RUN command -v python || ln -s "$(command -v python3.11)" /usr/local/bin/python
-# By the last two, enroot's and docker's hooks bring the driver in; not every base has them.
+# The last two make the hooks of enroot and docker bring in the driver; not every base sets them.
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -243,16 +244,16 @@ LABEL org.opencontainers.image.title="sqshforge cuda13-mamba" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.base.name="debian:bookworm-slim"
 WORKDIR /sqshforge
-# A vendor's entry point would print its banner before everything that runs.
+# A vendor's entry point would print its banner before the output of each command.
 ENTRYPOINT []
 CMD ["/bin/bash"]
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
-    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
-    && { test "$(sha256sum </run/inside/sbom.py)" = "f326287bfb9d7e8a80cfab190dc2ebaa83f5575c97f3d7813c5588ff4c45b12f  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/inside/inventory.py)" = "2f459380b383c82d0d440e48695d9a107b7fbb348862386c313e0e91d0c90d1f  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "fe9e9280bbb9a7d809a306e2848cdc8fa4754810627a8270f5eb4fce75e83341  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.11 -B /run/inside/sbom.py --meta /sqshforge/meta
-# Kernels that Triton has compiled before, from warm/cuda13-mamba.arm64/; mostly none.
+# Kernels that Triton compiled earlier, from warm/cuda13-mamba.arm64/; usually none.
 COPY triton-cache/ /sqshforge/triton-cache/
-# Our own code comes last and in one step, as an edit of it makes all that follows anew.
+# Our own code comes last and in one step, because an edit rebuilds all later layers.
 COPY --from=code /code/ /sqshforge/

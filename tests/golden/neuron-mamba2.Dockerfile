@@ -8,9 +8,9 @@
 #   base ──> system ──┬──────────> image
 #                     └─> code ─────┘
 #
-# system   what apt, the EFA installer and the Neuron archive bring; the driver is the host's
+# system   packages from apt, the EFA installer and the Neuron archive; the driver is the host's
 # code     launchers + training code, compiled
-# image    locked Python packages + torch and Neuron's own, each from its index + what the stage code made
+# image    locked Python packages + torch and Neuron's packages, each from its index + the result of stage code
 
 ARG BASE=ubuntu:22.04
 
@@ -19,8 +19,8 @@ FROM ${BASE} AS base
 FROM base AS system
 LABEL io.sqshforge.target=neuron-mamba2
 ARG DEBIAN_FRONTEND=noninteractive
-# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
-# build without a network finds both lists and packages in apt/system.
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
+# Without a network, both lists and packages come from apt/system.
 # hadolint ignore=DL3008
 RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     --mount=type=bind,source=apt,target=/run/apt \
@@ -46,9 +46,9 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
         udev \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
-# The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
-# packages need of Debian's is in the recipe, and what they only recommend is left out, so that it
-# asks for nothing that a build without a network does not have.
+# The --skip flags and --no-verify are for images, which have neither card nor kernel. The recipe
+# lists the Debian packages that the installer's packages depend on; those that they only recommend
+# are left out. So the installer needs nothing that a build without a network does not have.
 ARG ARCHIVE_EFA
 RUN --mount=type=bind,source=archives,target=/run/archives \
     --mount=type=secret,id=apt --mount=type=secret,id=ca \
@@ -63,15 +63,15 @@ RUN --mount=type=bind,source=archives,target=/run/archives \
     && apt-get clean \
     && rm -rf /etc/apt/apt.conf.d/99efa-installer /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
     && ldconfig
-# The vendor's archive and its key; only packages that are signed with it are taken from there.
+# The vendor's archive and its key; only packages signed with that key are installed from it.
 ARG ARCHIVE_NEURON_KEY
 RUN --mount=type=bind,source=archives,target=/run/archives \
     { test "$(sha256sum </run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB)" = "${ARCHIVE_NEURON_KEY}  -" || { echo "wrong checksum: /run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB" >&2; exit 1; }; } \
     && install -D -m 644 /run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB /etc/apt/keyrings/neuron.asc \
     && echo "deb [signed-by=/etc/apt/keyrings/neuron.asc] https://apt.repos.neuron.amazonaws.com jammy main" \
         > /etc/apt/sources.list.d/neuron.list
-# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
-# build without a network finds both lists and packages in apt/neuron.
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
+# Without a network, both lists and packages come from apt/neuron.
 # hadolint ignore=DL3008
 RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     --mount=type=bind,source=apt,target=/run/apt \
@@ -86,20 +86,20 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
 
 FROM system AS code
 # Compiled here once, not by each process of a job. As with the packages, Python does not compare
-# byte code with its source (unchecked-hash). The seed and the times are fixed: the same sources give
-# the same bytes.
+# byte code with its source (unchecked-hash). The seed and the times are fixed, so that the same
+# sources give the same bytes.
 COPY payload/ /code/
 RUN PYTHONHASHSEED=0 python3.10 -B -m compileall -q --invalidation-mode unchecked-hash \
         -s /code -p /sqshforge /code \
     && find /code \( -type d -o -name '*.pyc' \) -exec touch -d @1577836800 {} +
 
 FROM system AS image
-# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# Only packages in the lock are installed, from files whose checksums are in it. pip runs from its
 # own wheel and stays out of the image.
-# The byte code says that it need not be compared with its source: the image never changes, and it
-# starts faster. What this Python itself imports from there is not to be written the other way
-# before (-B). The packages' own tests, which no job imports, would be a third of it. Packages bring
-# a few files for other versions of Python; those stay uncompiled (exit code 1).
+# The byte code is marked as never to be compared with its source: the image never changes, and
+# starts faster. -B keeps this Python from first writing byte code of the other kind for what it
+# imports. Packages' own tests, which no job imports, would be a third of the byte code. A few files
+# of packages are for other versions of Python; those stay uncompiled (exit code 1).
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
@@ -112,9 +112,9 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --find-links /run/wheels --requirement /run/requirements/packages.txt \
     && { python3.10 -B -m compileall -qq -j 0 -x /tests/ --invalidation-mode unchecked-hash \
         /usr/local/lib/python3.10/dist-packages || [ "$?" -eq 1 ]; }
-# Neither the environment (--isolated) nor a configuration file of the base (PIP_CONFIG_FILE) may
-# name another index to be asked. A mirror's address may hold a password: it comes as a secret.
-# Only what comes now is compiled to byte code: all else has it already.
+# Neither the environment (--isolated) nor the base's configuration file (PIP_CONFIG_FILE) may add
+# another index. A mirror's address may contain a password, so it comes as a secret.
+# Only new files are compiled to byte code: the others are compiled already.
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=ca --mount=type=secret,id=index-pytorch \
@@ -131,9 +131,9 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
     && { python3.10 -B -m compileall -qq -j 0 -x /tests/ --invalidation-mode unchecked-hash \
         -i /tmp/added || [ "$?" -eq 1 ]; } \
     && rm /tmp/before /tmp/added
-# Neither the environment (--isolated) nor a configuration file of the base (PIP_CONFIG_FILE) may
-# name another index to be asked. A mirror's address may hold a password: it comes as a secret.
-# Only what comes now is compiled to byte code: all else has it already.
+# Neither the environment (--isolated) nor the base's configuration file (PIP_CONFIG_FILE) may add
+# another index. A mirror's address may contain a password, so it comes as a secret.
+# Only new files are compiled to byte code: the others are compiled already.
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=ca --mount=type=secret,id=index-neuron \
@@ -152,7 +152,7 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
     && rm /tmp/before /tmp/added
 ENV PATH=/opt/aws/neuron/bin:/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
     LD_LIBRARY_PATH=/opt/aws/neuron/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib
-# Debian and Ubuntu have no `python`, which many a command line and script calls.
+# Debian and Ubuntu have no `python`, which many command lines and scripts call.
 RUN command -v python || ln -s "$(command -v python3.10)" /usr/local/bin/python
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
@@ -163,14 +163,14 @@ LABEL org.opencontainers.image.title="sqshforge neuron-mamba2" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.base.name="ubuntu:22.04"
 WORKDIR /sqshforge
-# A vendor's entry point would print its banner before everything that runs.
+# A vendor's entry point would print its banner before the output of each command.
 ENTRYPOINT []
 CMD ["/bin/bash"]
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
-    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
-    && { test "$(sha256sum </run/inside/sbom.py)" = "f326287bfb9d7e8a80cfab190dc2ebaa83f5575c97f3d7813c5588ff4c45b12f  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/inside/inventory.py)" = "2f459380b383c82d0d440e48695d9a107b7fbb348862386c313e0e91d0c90d1f  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "fe9e9280bbb9a7d809a306e2848cdc8fa4754810627a8270f5eb4fce75e83341  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
-# Our own code comes last and in one step, as an edit of it makes all that follows anew.
+# Our own code comes last and in one step, because an edit rebuilds all later layers.
 COPY --from=code /code/ /sqshforge/

@@ -8,10 +8,10 @@
 #   base ──> system ──┬──────────> image
 #                     └─> code ─────┘
 #
-# base     the vendor's image: Python, torch, the vendor's libraries and EFA are its own
-# system   that, if its Python is the recipe's
+# base     the vendor's image, with its own Python, torch, libraries and EFA
+# system   the base, if its Python is the recipe's
 # code     launchers + training code, compiled
-# image    the few packages it lacks + what the stage code made
+# image    the few packages that the base lacks + the result of stage code
 
 ARG BASE=658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:2.2.0-gpu-py310-cu121
 
@@ -24,15 +24,15 @@ RUN command -v python3.10 || \
 
 FROM system AS code
 # Compiled here once, not by each process of a job. As with the packages, Python does not compare
-# byte code with its source (unchecked-hash). The seed and the times are fixed: the same sources give
-# the same bytes.
+# byte code with its source (unchecked-hash). The seed and the times are fixed, so that the same
+# sources give the same bytes.
 COPY payload/ /code/
 RUN PYTHONHASHSEED=0 python3.10 -B -m compileall -q --invalidation-mode unchecked-hash \
         -s /code -p /sqshforge /code \
     && find /code \( -type d -o -name '*.pyc' \) -exec touch -d @1577836800 {} +
 
 FROM system AS image
-# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# Only packages in the lock are installed, from files whose checksums are in it. pip runs from its
 # own wheel and stays out of the image.
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
@@ -44,9 +44,9 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
         --break-system-packages --root-user-action=ignore --disable-pip-version-check \
         --find-links /run/wheels --requirement /run/requirements/packages.txt
-# Debian and Ubuntu have no `python`, which many a command line and script calls.
+# Debian and Ubuntu have no `python`, which many command lines and scripts call.
 RUN command -v python || ln -s "$(command -v python3.10)" /usr/local/bin/python
-# By the last two, enroot's and docker's hooks bring the driver in; not every base has them.
+# The last two make the hooks of enroot and docker bring in the driver; not every base sets them.
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -58,16 +58,16 @@ LABEL org.opencontainers.image.title="sqshforge smp-llama" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.base.name="658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:2.2.0-gpu-py310-cu121"
 WORKDIR /sqshforge
-# A vendor's entry point would print its banner before everything that runs.
+# A vendor's entry point would print its banner before the output of each command.
 ENTRYPOINT []
 CMD ["/bin/bash"]
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
-    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
-    && { test "$(sha256sum </run/inside/sbom.py)" = "f326287bfb9d7e8a80cfab190dc2ebaa83f5575c97f3d7813c5588ff4c45b12f  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/inside/inventory.py)" = "2f459380b383c82d0d440e48695d9a107b7fbb348862386c313e0e91d0c90d1f  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "fe9e9280bbb9a7d809a306e2848cdc8fa4754810627a8270f5eb4fce75e83341  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
-# Kernels that Triton has compiled before, from warm/smp-llama/; mostly none.
+# Kernels that Triton compiled earlier, from warm/smp-llama/; usually none.
 COPY triton-cache/ /sqshforge/triton-cache/
-# Our own code comes last and in one step, as an edit of it makes all that follows anew.
+# Our own code comes last and in one step, because an edit rebuilds all later layers.
 COPY --from=code /code/ /sqshforge/
