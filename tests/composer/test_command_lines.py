@@ -74,7 +74,10 @@ def test_from_text_to_a_model_that_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
-        ({"data__eval_paths": [{"path": "text.npy"}]}, "text.npy is trained on; hold other files"),
+        (
+            {"data__eval_paths": [{"path": "text.npy"}]},
+            "text.npy is trained on; fix: hold out other files",
+        ),
         ({"model__vocab_size": 110, "data__num_workers": 1}, "is not below the vocabulary's size"),
         ({"optimizer__lr": 1e30}, "is nan; the run stops here"),
     ],

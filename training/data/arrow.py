@@ -55,7 +55,7 @@ class Arrow:
         if length % seq_length:
             raise RequestError(
                 f"{path} has rows of {length:,} tokens, which cannot be cut into "
-                f"pieces of seq_length {seq_length:,}; use {length:,} or a divisor of it"
+                f"pieces of seq_length {seq_length:,}; fix: use {length:,} or a divisor of it"
             )
         ids = _flat(path, IDS, dataset.data.column(IDS))
         has_labels = LABELS in dataset.column_names
@@ -142,7 +142,11 @@ def _opened(path: str, split: str, seq_length: int = 0) -> tuple[Path, Any, str]
         raise RequestError(
             f"{path} has no column {IDS!r}; there are: "
             f"{', '.join(dataset.column_names) or 'none'}"
-            + (f"; {how_to_read_texts(path, seq_length)}" if TEXT in dataset.column_names else "")
+            + (
+                f"; fix: {how_to_read_texts(path, seq_length)}"
+                if TEXT in dataset.column_names
+                else ""
+            )
         )
     if not len(dataset):
         raise RequestError(f"{path} has no rows")
@@ -157,7 +161,7 @@ def split_folder(given: str, split: str, seq_length: int = 0) -> Path:
     """
     path = Path(given)
     if not path.is_dir():
-        raise RequestError(f"{path} is not there, or is no folder")
+        raise RequestError(f"{path} does not exist, or is not a folder")
     folder = path
     if (path / "dataset_dict.json").is_file():
         folder = path / split
@@ -168,11 +172,11 @@ def split_folder(given: str, split: str, seq_length: int = 0) -> Path:
         if not (folder / name).is_file():
             raise RequestError(
                 how_to_read(given, seq_length)
-                or f"{folder} is no complete set on disk: it has no {name}; make one "
+                or f"{folder} is not a complete set on disk: it has no {name}; fix: make one "
                 f"with python -m training.data.tokenize"
             )
     if folder == path and split not in ("train", "validation"):
-        raise RequestError(f"{path} has no splits, so none that is called {split!r}")
+        raise RequestError(f"{path} has no splits, so no split {split!r}")
     return folder
 
 
@@ -196,7 +200,7 @@ def _files(folder: Path, rows: int) -> ArrowFiles:
     except Exception as error:  # pyarrow has errors of its own
         raise RequestError(f"{folder} is broken: {' '.join(str(error).split())}") from error
     if len(files) != rows:
-        raise RequestError(f"{folder}: its files have {len(files):,} rows, and the set {rows:,}")
+        raise RequestError(f"{folder}: its files have {len(files):,} rows, but the set {rows:,}")
     return files
 
 
@@ -224,8 +228,8 @@ def _row_length(path: str, column: Any) -> int:
         raise RequestError(f"{path} has rows without tokens")
     if found["min"] != found["max"]:
         raise RequestError(
-            f"{path} has rows of {found['min']:,} to {found['max']:,} tokens; they "
-            f"must be of one length"
+            f"{path} has rows of {found['min']:,} to {found['max']:,} tokens; fix: make all rows "
+            f"of one length"
         )
     return int(found["min"])
 

@@ -61,5 +61,5 @@ def _require_other_split(config: Config, held_out: Shards) -> None:
 
 def _refusal(what: str) -> RequestError:
     return RequestError(
-        f"eval_dataset_path: {what} is trained on; hold other files or another split out"
+        f"eval_dataset_path: {what} is trained on; fix: hold out other files, or another split"
     )

@@ -31,8 +31,9 @@ def how_to_read(path: str, seq_length: int = 0) -> str:
     if not first:
         return ""
     if lines := lines_of_tokens(first):
-        return f"{path} has lines of tokens; write {lines}"
-    return f"{path} has texts, as {first}, and no tokens; {how_to_read_texts(path, seq_length)}"
+        return f"{path} has lines of tokens; fix: write {lines}"
+    fix = how_to_read_texts(path, seq_length)
+    return f"{path} has texts, as {first}, and no tokens; fix: {fix}"
 
 
 def lines_of_tokens(file: str, given: str = "") -> str:

@@ -15,7 +15,7 @@ class NoTextError(ValueError):
     def __init__(self, column: str, columns: list[str], kind: str = "") -> None:
         self.columns, self.kind = sorted(columns), kind
         super().__init__(
-            f"{kind} and not text in column {column!r}"
+            f"{kind}, not text, in column {column!r}"
             if kind
             else f"no column {column!r}; there are: {', '.join(self.columns) or 'none'}"
         )

@@ -32,8 +32,8 @@ def missing(names: str, what: str, error: ImportError) -> RequestError:
     """Make the error for libraries that cannot be imported, which says where to get them."""
     reason = " ".join(str(error).split())
     return RequestError(
-        f"{what} by {names}, which cannot be imported here ({reason}); {INSTALLED_BY}, or use an "
-        f"image that has it: {', '.join(IMAGES)}"
+        f"{what} by {names}, which cannot be imported here ({reason}); fix: {INSTALLED_BY}, or use "
+        f"an image that has it: {', '.join(IMAGES)}"
     )
 
 

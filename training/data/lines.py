@@ -115,7 +115,7 @@ class Lines:
         self._parts = converted(paths, *caches, convert=convert)
         self._ends = list(accumulate(part.lines for part in self._parts))
         if not len(self):
-            raise RequestError(f"{folder}: its files have no lines; write some")
+            raise RequestError(f"{folder}: its files have no lines; fix: write some")
         self._tokens = sum(part.tokens for part in self._parts)
         size = sum(part.size for part in self._parts)
         self._maps = Maps(random=shuffled and size >= LARGE)
@@ -197,7 +197,7 @@ def converted(
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(
-            f"{cache}: cannot be made: {error.strerror}; name a folder for it by data_cache"
+            f"{cache}: cannot be made: {error.strerror}; fix: set data_cache to another folder"
         ) from error
     places = [_place(path, cache) for path in paths]
     parts = [_read(place) for place in places]
@@ -208,7 +208,7 @@ def converted(
     if None in parts and not convert:
         raise NotConverted(f"{cache}: not all files are converted")
     if None in parts and not os.access(cache, os.W_OK):
-        raise RequestError(f"{cache}: cannot be written; fix: name another folder by data_cache")
+        raise RequestError(f"{cache}: cannot be written; fix: set data_cache to another folder")
     for wait in (False, True):  # files that other processes are converting come last
         for number, (path, place) in enumerate(zip(paths, places, strict=True)):
             if parts[number] is not None:
@@ -233,11 +233,11 @@ def find_lines(given: Path) -> tuple[list[Path], Path]:
     if not paths:
         others = [one for one in (*PATTERNS, "*.jsonl", "*.jsonl.gz") if any(folder.glob(one))]
         fix = (
-            f"there are {others[0]}: write lines:{folder}/{others[0]}"
+            f", but {others[0]}; fix: write lines:{folder}/{others[0]}"
             if others
-            else "give their folder"
+            else "; fix: give their folder"
         )
-        raise RequestError(f"{folder}: has no {' or '.join(patterns)} files; {fix}")
+        raise RequestError(f"{folder}: has no {' or '.join(patterns)} files{fix}")
     return paths, folder
 
 
@@ -259,7 +259,7 @@ def _read(place: Path) -> Converted | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RequestError(f"{place}: cannot be read: {error.strerror}; delete it") from error
+        raise RequestError(f"{place}: cannot be read: {error.strerror}; fix: delete it") from error
     if len(header) < HEADER:
         return None
     mark, lines, tokens, largest = np.frombuffer(header, NUMBER).tolist()
@@ -295,7 +295,9 @@ def _convert(path: Path, place: Path) -> Converted:
             with written.open("wb") as file:
                 part = _write(path, file, place)
             if _place(path, place.parent) != place:
-                raise TrainingError(f"{path}: changed while it was read; start again", local=True)
+                raise TrainingError(
+                    f"{path}: changed while it was read; fix: start again", local=True
+                )
             publish(written, place)
     finally:
         written.unlink(missing_ok=True)
@@ -339,20 +341,20 @@ def _marked(line: bytes, where: str) -> NDArray[np.int64]:
     try:
         given: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where}: is no JSON: {error}") from error
+        raise RequestError(f"{where}: is not JSON: {error}") from error
     if not isinstance(given, dict):
-        raise RequestError(f"{where}: is no JSON object; write one a line, with {KEYS}")
+        raise RequestError(f"{where}: is not a JSON object; fix: write one a line, with {KEYS}")
     ids, mask = (_integers(given, key, where) for key in KEYS)  # (n,) each
     if len(ids) != len(mask):
         raise RequestError(
-            f"{where}: {len(ids):,} input_ids and {len(mask):,} of attention_mask; "
-            "both must be of one length"
+            f"{where}: has {len(ids):,} input_ids, but an attention_mask of {len(mask):,}; "
+            "fix: make both of one length"
         )
     if ids.min() < 0 or ids.max() > LARGEST:
         wrong = int(ids.min() if ids.min() < 0 else ids.max())
         raise RequestError(f"{where}: the id {wrong:,} is not from 0 to {LARGEST:,}")
     if not np.isin(mask, (0, 1)).all():
-        raise RequestError(f"{where}: attention_mask has other numbers than 0 and 1")
+        raise RequestError(f"{where}: attention_mask has numbers other than 0 and 1")
     return np.where(mask == 1, ids, ~ids)  # (n,)
 
 
@@ -363,17 +365,17 @@ def _unmarked(marked: NDArray[Any]) -> NDArray[Any]:
 
 def _integers(given: dict[str, Any], key: str, where: str) -> NDArray[np.int64]:
     if key not in given:
-        texts = "; texts are read by stream:FOLDER, or tokenized first" if TEXT in given else ""
+        texts = "; fix: read texts by stream:FOLDER, or tokenize them" if TEXT in given else ""
         raise RequestError(f"{where}: has no {key}; a line needs {' and '.join(KEYS)}{texts}")
     value = given[key]
     if not isinstance(value, list) or not value:
-        raise RequestError(f"{where}: {key} is no list with something in it")
+        raise RequestError(f"{where}: {key} is not a list, or is empty")
     try:
         numbers = np.asarray(value)  # (n,)
     except ValueError:  # lists of different lengths
         numbers = np.empty(0)
     if numbers.ndim != 1 or numbers.dtype != np.int64:
-        raise RequestError(f"{where}: {key} is no list of integers")
+        raise RequestError(f"{where}: {key} is not a list of integers")
     return numbers
 
 

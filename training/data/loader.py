@@ -158,8 +158,8 @@ def _reporting() -> Iterator[None]:
         yield
     except BrokenProcessPool as error:
         raise TrainingError(
-            "a process of num_workers was killed, likely for want of memory; start again, with "
-            "fewer or with num_workers=0, to go on from the last checkpoint",
+            "a process of num_workers was killed, likely for lack of memory; fix: start again, "
+            "with fewer or with num_workers=0, to go on from the last checkpoint",
             local=True,
         ) from error
 
@@ -185,7 +185,7 @@ def _begin(reopen: Callable[[], DataFeed], state: dict[str, Any], rows: range) -
     torch.set_num_threads(1)
     _feed, _rows = reopen(), rows
     if _feed.fingerprint != state["fingerprint"]:
-        raise TrainingError("dataset_path: it changed while the run started", local=True)
+        raise TrainingError("dataset_path: the data changed while the run started", local=True)
     _feed.resume(state)
 
 

@@ -64,7 +64,7 @@ def listed(file: Path, above: tuple[Path, ...] = ()) -> list[Entry]:
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {error.strerror}") from error
     if not isinstance(entries, list) or not entries:
-        raise RequestError(f"{file}: must be a list of path, weight and order")
+        raise RequestError(f"{file}: must be a list of entries with path, weight and order")
     found = []
     for number, entry in enumerate(entries, 1):
         where = f"{file}: entry {number}"
@@ -80,9 +80,11 @@ def listed(file: Path, above: tuple[Path, ...] = ()) -> list[Entry]:
         except ValueError:
             weight = None
         if weight is None or type(order) is not int:
-            raise RequestError(f"{where}: weight must be a number, and order a whole one")
+            raise RequestError(f"{where}: weight must be a number, and order a whole number")
         if path.startswith(STREAM):
-            raise RequestError(f"{where}: path: a stream has no numbered samples, a mixture's have")
+            raise RequestError(
+                f"{where}: path: a mixture cannot read a stream, whose samples have no numbers"
+            )
         if path.startswith(MIXTURE):
             _look_into(path, where, (*above, file.resolve()))
         found.append(Entry(path, weight, order, where))
@@ -93,7 +95,7 @@ def _look_into(path: str, where: str, above: tuple[Path, ...]) -> None:
     """Check the file of a mixture within a mixture. Raises RequestError."""
     file = Path(path.removeprefix(MIXTURE))
     if file.resolve() in above:
-        raise RequestError(f"{where}: path: {path} is part of itself; leave it out")
+        raise RequestError(f"{where}: path: {path} is part of itself; fix: leave it out")
     try:
         listed(file, above)
     except RequestError as error:
@@ -228,24 +230,24 @@ def _faults(sources: Sequence[Source]) -> list[str]:
     found = []
     lengths = sorted({source.samples.seq_length for source in sources})
     if len(lengths) > 1:
-        found.append(f"the sources have different seq_lengths, {lengths}; open all with one")
+        found.append(f"the sources have different seq_lengths, {lengths}; fix: open all with one")
     if not any(source.weight > 0 for source in sources):
-        found.append("no source has a weight above 0; give one to at least one")
+        found.append("no source has a weight above 0; fix: give one to at least one")
     names = [source.name for source in sources]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
-            found.append(f"{name} is given {names.count(name)} times; add up its weights")
+            found.append(f"{name} is given {names.count(name)} times; fix: add up its weights")
     for source in sources:
         name, count = source.name, len(source.samples)
         if not (math.isfinite(source.weight) and source.weight >= 0):
-            found.append(f"{name}: weight is {source.weight}, must be a number of at least 0")
+            found.append(f"{name}: weight is {source.weight}, but must be a number of at least 0")
         elif source.weight and not count:
             found.append(
                 f"{name}: has {source.samples.described()}, which make no sample of seq_length "
-                f"{source.samples.seq_length}; give it more or a weight of 0"
+                f"{source.samples.seq_length}; fix: give it more, or a weight of 0"
             )
         elif source.weight and not 0 <= source.order < count:
-            found.append(f"{name}: order is {source.order:,}, must be from 0 to {count - 1:,}")
+            found.append(f"{name}: order is {source.order:,}, but must be from 0 to {count - 1:,}")
     return found
 
 

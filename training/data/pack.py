@@ -77,7 +77,7 @@ def pack(arguments: Sequence[str]) -> None:
     job = open_job(given, tokenizer, target, layout=name)
     tokens, documents = _make(job, processes_of(given))
     texts = int((job.texts.sizes > 0).sum())
-    cut = f", which are {documents:,} documents as long ones are cut" if documents > texts else ""
+    cut = f", cut into {documents:,} documents, as some are long" if documents > texts else ""
     print(f"{target}: {tokens:,} tokens of {tokenizer.name}, from {texts:,} texts{cut}")
     kind = "packed" if name == DEFAULT_LAYOUT else f"packed-{name}"
     print(f"to train with it: --dataset_path={shlex.quote(f'{kind}:{target}')}")
@@ -95,8 +95,8 @@ def _require_room(tokenizer: Tokenizer, name: str) -> None:
     larger = [other for other, layout in LAYOUTS.items() if size <= layout.vocabulary]
     raise RequestError(
         f"--layout: {name} has room for {LAYOUTS[name].vocabulary:,} ids, and {tokenizer.name} has "
-        f"{size:,}; "
-        + (f"take {larger[0]}" if larger else "no layout has; tokenize to a set on disk")
+        f"{size:,}"
+        + (f"; fix: take {larger[0]}" if larger else ", too many for any; fix: make a set on disk")
     )
 
 

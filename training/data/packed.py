@@ -131,7 +131,7 @@ class Packed:
     ) -> RequestError:
         at = int(np.argmax((words < 0) | (tokens >= self.vocab_size)))
         what = (
-            f"bit 31 is set (word {int(words[at]) & 0xFFFFFFFF:#010x}): the file is no packed data"
+            f"bit 31 is set (word {int(words[at]) & 0xFFFFFFFF:#010x}): the file is not packed data"
             if words[at] < 0
             else f"the id {tokens[at]:,} is not below the vocabulary's size, {self.vocab_size:,}: "
             "the file is of another tokenizer or another layout; fix: tokenize it for this model, "
@@ -160,7 +160,7 @@ class Packed:
         if not is_marked:
             raise RequestError(
                 f"{self._paths[0]}: no loss bit (bit {LOSS_BIT}) is set in the first {PROBE:,} "
-                "words of any file, so no target would count; write them with the loss bit"
+                "words of any file, so no target would count; fix: write them with it"
             )
         if fault is not None:
             raise fault
@@ -192,7 +192,7 @@ class PackedWriter:
         ids = self._checked(np.asarray(tokens))  # (n,)
         marks = np.ones(len(ids), bool) if counts is None else np.asarray(counts, bool)  # (n,)
         if marks.shape != ids.shape:
-            raise self._refusal(f"has {len(ids):,} tokens and {marks.size:,} marks of what counts")
+            raise self._refusal(f"has {len(ids):,} tokens, but {marks.size:,} marks of what counts")
         words = words_of(ids, self.layout, marks)  # (n,)
         with writing(self.path):
             self._file.write(words.tobytes())
@@ -215,11 +215,11 @@ class PackedWriter:
 
     def _checked(self, ids: NDArray[np.generic]) -> NDArray[np.generic]:
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise self._refusal("is no list of integers")
+            raise self._refusal("is not a list of integers")
         if len(ids) > self.layout.positions:
             raise self._refusal(
                 f"has {len(ids):,} tokens, and {self.layout.position_bits} bits hold positions "
-                f"below {self.layout.positions:,}; split it"
+                f"below {self.layout.positions:,}; fix: split it"
             )
         for extreme in (ids.min(), ids.max()) if ids.size else ():
             if not 0 <= int(extreme) < self.layout.vocabulary:
@@ -234,7 +234,7 @@ class PackedWriter:
 
     def _publish(self) -> None:
         if not self.tokens:
-            raise RequestError(f"{self.path}: no token was written; give it a document")
+            raise RequestError(f"{self.path}: no token was written; fix: give it a document")
         side = self.path.with_name(self.path.name + SIZE)
         staging = partial(side)
         staging.write_text(f"{self.tokens}\n")
@@ -273,7 +273,7 @@ def require_held_out(held_out: Sequence[str], trained: Sequence[str]) -> None:
     seen = {Path(file).resolve() for file in trained}
     for file in sorted(held_out):
         if Path(file).resolve() in seen:
-            raise RequestError(f"{file} is trained on; hold other files out")
+            raise RequestError(f"{file} is trained on; fix: hold out other files")
 
 
 def find_packed(patterns: Sequence[str]) -> list[str]:
@@ -288,10 +288,12 @@ def find_packed(patterns: Sequence[str]) -> list[str]:
         files = {path for path in matches if Path(path).is_file()}
         kept = {path for path in files if path.removesuffix(SIZE) not in files - {path}}
         if not kept:
-            raise RequestError(f"no file matches {pattern!r}; give packed files by name or pattern")
+            raise RequestError(
+                f"no file matches {pattern!r}; fix: give packed files by name or pattern"
+            )
         found |= kept
     if not found:
-        raise RequestError("no packed files are given; give at least one")
+        raise RequestError("no packed files are given; fix: give at least one")
     return sorted(found)
 
 
@@ -311,16 +313,16 @@ def _opened(path: str, count: int) -> tuple[int, NDArray[np.int32]]:
         why = getattr(error, "strerror", None) or error
         raise RequestError(f"{path}: it or its {SIZE} cannot be read: {why}") from error
     if not size:
-        raise RequestError(f"{path}: is empty; take it out of the data")
+        raise RequestError(f"{path}: is empty; fix: take it out of the data")
     if size % WORD.itemsize:
         raise RequestError(
-            f"{path}: has {size:,} bytes, which is no multiple of {WORD.itemsize}; "
-            "it is cut off or no packed data"
+            f"{path}: has {size:,} bytes, which is not a multiple of {WORD.itemsize}: "
+            "it is cut off, or is not packed data"
         )
     tokens = size // WORD.itemsize
     if noted is not None and noted != str(tokens):
         raise RequestError(
-            f"{path}: has {tokens:,} tokens, and {path}{SIZE} says {noted[:40]!r}; "
-            "copy both again, or remove the one that is wrong"
+            f"{path}: has {tokens:,} tokens, but {path}{SIZE} says {noted[:40]!r}; "
+            "fix: copy both again, or remove the one that is wrong"
         )
     return tokens, words

@@ -18,7 +18,7 @@ from training.errors import RequestError
 ROUNDS = 4
 
 OTHER_DATA = (
-    "the data, or a setting that cuts or orders it, is another than in the checkpoint; it is read "
+    "the data, or a setting that cuts or orders it, is not that of the checkpoint; it is read "
     "from its beginning"
 )
 

@@ -50,7 +50,7 @@ class Synthetic:
     ) -> None:
         for name, value in (("vocab_size", vocab_size), ("count", count)):
             if value < 1:
-                raise RequestError(f"synthetic data: {name} is {value}, must be at least 1")
+                raise RequestError(f"synthetic data: {name} is {value}, but must be at least 1")
         self.seq_length, self.vocab_size = seq_length, vocab_size
         self.knows_documents = False
         self._seed, self._count = seed, count
@@ -96,8 +96,8 @@ class Text:
         if model_vocabulary >= LARGE_VOCABULARY:
             self.notes = [
                 f"WARNING: text:{pattern} is read as bytes, {BYTE_VOCABULARY} of the "
-                f"{model_vocabulary:,} ids that the model has; for a tokenizer's ids take "
-                "stream: with tokenizer, or a set that python -m training.data.tokenize makes"
+                f"{model_vocabulary:,} ids that the model has; for a tokenizer's ids use "
+                "stream: with a tokenizer, or a set made by python -m training.data.tokenize"
             ]
         self._paths, sizes = _text_files(pattern)
         self._ends = list(accumulate(sizes))
@@ -178,7 +178,10 @@ def open_source(config: Config, setting: str, *, convert: bool = True) -> Source
     if path.startswith(STREAM):
         if training and (data.n_samples_to_skip or data.position_weighting):
             name = "n_samples_to_skip" if data.n_samples_to_skip else "position_weighting"
-            raise RequestError(f"{name}: a stream has none; tokenize it to a set on disk or packed")
+            raise RequestError(
+                f"{name}: not possible with a stream; fix: tokenize it to a set on disk or packed "
+                "files"
+            )
         shards = open_shards(config, setting)
         if not training:
             require_held_out(config, shards)
@@ -268,8 +271,8 @@ def _begins_anew(feed: DataFeed, config: Config, setting: str) -> bool:
     asked = config.data.reset_documents
     if asked and not feed.knows_documents:
         raise RequestError(
-            f"reset_documents: {setting} does not know where its documents begin; give "
-            "document_end, the id that ends one, or a set of python -m training.data.tokenize"
+            f"reset_documents: {setting} does not know where its documents begin; fix: give "
+            "document_end, the id that ends one, or a set made by python -m training.data.tokenize"
         )
     if asked is None:
         # The models of smp know no documents; parallel.sagemaker.limits refuses the setting.
@@ -280,7 +283,7 @@ def _begins_anew(feed: DataFeed, config: Config, setting: str) -> bool:
 def _require_vocabulary(feed: DataFeed, config: Config, setting: str) -> None:
     if config.model.sizes.vocab_size < feed.vocab_size:
         raise RequestError(
-            f"{setting}: has token ids up to {feed.vocab_size - 1:,}, and the vocabulary of "
+            f"{setting}: has token ids up to {feed.vocab_size - 1:,}, but the vocabulary of "
             f"{config.model.name} has {config.model.sizes.vocab_size:,}"
         )
 
@@ -355,7 +358,7 @@ def open_samples(
     if known := how_to_read(path, seq_length):
         raise RequestError(f"{setting}: {known}")
     raise RequestError(
-        f"{setting}: {path!r} is not a known source; use text:GLOB, packed:GLOB, "
+        f"{setting}: {path!r} is not a known source; fix: use text:GLOB, packed:GLOB, "
         "packed-17/13:GLOB, lines:FOLDER, synthetic:, mixture:FILE, stream:NAME or the folder "
         "of a Hugging Face set, such as 'text:/usr/lib/python3.11/**/*.py'"
     )

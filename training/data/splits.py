@@ -74,7 +74,7 @@ class LocalTexts:
                 + (f"; {self._in_none()}" if self.left_out else "")
             )
         if not self.splits[split]:
-            raise RequestError(f"{self.name}: split {split!r} has no rows; give another set")
+            raise RequestError(f"{self.name}: split {split!r} has no rows; fix: give another set")
         return self.splits[split]
 
     def load(
@@ -122,9 +122,9 @@ class LocalTexts:
 
     def _in_none(self) -> str:
         return (
-            f"in no split, so not read: {shown(self.left_out)} (what is read are files of the most "
-            "frequent kind, and if names tell a split, those alone; files named by a pattern are "
-            "all read)"
+            f"in no split, so not read: {shown(self.left_out)} (only files of the most frequent "
+            "kind are read, and where names tell a split, only those; files named by a pattern "
+            "are all read)"
         )
 
 
@@ -199,7 +199,7 @@ def _require_no_config(name: str, config: str) -> None:
     if config:
         raise RequestError(
             f"{name} has no configuration {config!r}: only a folder whose README.md lists some, "
-            "or a set of the hub, has any; leave it out"
+            "or a set of the hub, has any; fix: leave it out"
         )
 
 
@@ -214,8 +214,8 @@ def _of_files(name: str, paths: Sequence[str], config: str) -> LocalTexts:
         raise _no_texts(name)
     if len(known) > 1:
         raise RequestError(
-            f"{name} has files of several kinds ({', '.join(sorted(known))}); name those of one "
-            "by their ending, as FOLDER/**/*.jsonl"
+            f"{name} has files of several kinds ({', '.join(sorted(known))}); fix: name those of "
+            "one by their ending, as FOLDER/**/*.jsonl"
         )
     ((builder, files),) = known.items()
     if builder != "text":  # a file of text is one document, which may be called anything
@@ -234,22 +234,22 @@ def _require_one_split(name: str, files: Iterable[str]) -> None:
             first.setdefault(found.pop(), file)
     if len(first) > 1:
         raise RequestError(
-            f"{name} are files of several splits, as {first[True]} and {first[False]} are named; "
-            "name the folder, whose splits are kept apart, or the files of one split"
+            f"{name} has files of several splits, by the names {first[True]} and {first[False]}; "
+            "fix: name the folder, whose splits are kept apart, or the files of one split"
         )
 
 
 def _no_texts(name: str) -> RequestError:
     return RequestError(
-        f"{name} has no file that is known by its ending; "
-        f"they are {', '.join(BUILDERS)}, also with {', '.join(COMPRESSED)}"
+        f"{name} has no file with a known ending; "
+        f"those are {', '.join(BUILDERS)}, also with {', '.join(COMPRESSED)}"
     )
 
 
 def _of_folder(name: str, folder: Path, config: str) -> LocalTexts:
     if has_magic(str(folder)):
         raise RequestError(
-            f"{name}: its path has a sign of patterns (*, ? or [), by which the library datasets "
+            f"{name}: its path has a wildcard (*, ? or [), by which the library datasets "
             "would read other folders or none; fix: rename the folder, or name its files, as "
             f"{shlex.quote(f'{escape(str(folder))}/*.jsonl')}"
         )
@@ -322,7 +322,7 @@ def _refused(name: str, folder: Path, config: str, error: Exception) -> RequestE
         return RequestError(
             f"{name} has the configurations {', '.join(there)}"
             + (f", and no {config!r}" if config else "")
-            + "; name one by dataset_config"
+            + "; fix: name one with dataset_config"
         )
     if config and there == ["default"]:
         _require_no_config(name, config)

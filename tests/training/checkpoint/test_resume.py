@@ -267,7 +267,7 @@ def test_a_setting_that_is_another_on_resumption_is_reported(
     assert done.returncode == 0, done.stderr
     *warnings, data_is = [line for line in done.stdout.splitlines() if line.startswith("WARNING: ")]
     shown = "\n".join(warnings)
-    assert "the data, or a setting that cuts or orders it, is another than in the check" in data_is
+    assert "the data, or a setting that cuts or orders it, is not that of the check" in data_is
     assert "seq_length: the checkpoint was made with 17, this is 9" in shown
     assert "schedule: the checkpoint was made with quadratic-cosine, this is cosine" in shown
     assert "min_lr: the checkpoint was made with 1e-05, this is 0" in shown

@@ -63,7 +63,9 @@ def test_longer_rows_give_the_samples_of_a_set_with_shorter_ones(
 def test_a_length_that_does_not_divide_the_rows_is_reported(tmp_path: Path) -> None:
     path = str(save(tmp_path / "set", counted(4, 16)))
     for length in (6, 32):
-        with pytest.raises(RequestError, match=rf"rows of 16 tokens.* seq_length {length}; use 16"):
+        with pytest.raises(
+            RequestError, match=rf"rows of 16 tokens.* seq_length {length}; fix: use 16"
+        ):
             Arrow(path, length)
 
 
@@ -150,7 +152,7 @@ def test_sets_that_are_not_there_or_not_complete(tmp_path: Path) -> None:
             Arrow(str(path), 4)
         assert "\n" not in str(raised.value)
 
-    shown(tmp_path / "none", "is not there")
+    shown(tmp_path / "none", "does not exist")
     (tmp_path / "empty").mkdir()
     shown(tmp_path / "empty", r"has no state\.json")
     path = save(tmp_path / "set", counted(400, 4))
@@ -172,7 +174,10 @@ def test_sets_that_are_not_there_or_not_complete(tmp_path: Path) -> None:
         ({"text": ["a"]}, "no column 'input_ids'; there are: text"),
         ({"input_ids": ["a"]}, "rows of string, not lists of whole numbers"),
         ({"input_ids": [[0.5] * 4]}, "not lists of whole numbers"),
-        ({"input_ids": [[1] * 4, [1] * 3]}, "rows of 3 to 4 tokens; they must be of one length"),
+        (
+            {"input_ids": [[1] * 4, [1] * 3]},
+            "rows of 3 to 4 tokens; fix: make all rows of one length",
+        ),
         ({"input_ids": [[1] * 4, None]}, "rows without tokens"),
         ({"input_ids": [[]] * 2, "n": [1, 2]}, "not lists of whole|rows without tokens"),
         ({"input_ids": [[1, None, 2, 3]]}, "missing values in input_ids"),

@@ -112,7 +112,9 @@ def test_what_is_trained_on_is_not_held_out(tmp_path: Path, kind: str) -> None:
     linked = path.replace("/one/", "/link/")
     linked = linked.replace("/one", "/link")
     for train, held in ((path, path), (path, linked), (f"mixture:{both}", path)):
-        with pytest.raises(RequestError, match=r"^eval_dataset_path: .*/.* is trained on; hold"):
+        with pytest.raises(
+            RequestError, match=r"^eval_dataset_path: .*/.* is trained on; fix: hold out"
+        ):
             open_evaluation(asked(train, held), 0, 1)
     assert kind == "mixture" or open_evaluation(asked(other, path), 0, 1)
 

@@ -90,7 +90,7 @@ def test_a_pattern_says_which_files(folder: Path, pattern: str, count: int) -> N
 
 def test_a_pattern_that_means_no_file_is_reported(folder: Path) -> None:
     with pytest.raises(
-        RequestError, match=r"has no d\*\.json files; there are \*\.json: write lines:/"
+        RequestError, match=r"has no d\*\.json files, but \*\.json; fix: write lines:/"
     ):
         Lines(folder / "d*.json", 4, seed=0)
 
@@ -179,7 +179,11 @@ def test_data_that_is_read_only_is_converted_in_data_cache(
         there = (tmp_path / "cache").glob(".lines-*/[abc].json*")
         assert sorted(path.name[0] for path in there) == [*("c" if before else "abc")]
     else:
-        why = "cannot be written; fix: name another folder" if before else "Read-only file system; "
+        why = (
+            "cannot be written; fix: set data_cache to another folder"
+            if before
+            else "Read-only file system; "
+        )
         assert done.returncode == 2 and why in done.stderr
 
 
@@ -264,24 +268,27 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "match"),
     [
-        ("{", "is no JSON: "),
-        ("[1, 2]", "is no JSON object"),
+        ("{", "is not JSON: "),
+        ("[1, 2]", "is not a JSON object"),
         ('{"input_ids": [1]}', "has no attention_mask"),
         ('{"attention_mask": [1]}', "has no input_ids"),
-        ('{"text": "words"}', "has no input_ids; .*; texts are read by stream:FOLDER, or token"),
-        ('{"input_ids": [], "attention_mask": []}', "input_ids is no list with something in it"),
-        ('{"input_ids": "12", "attention_mask": [1]}', "input_ids is no list"),
-        ('{"input_ids": [1.0], "attention_mask": [1]}', "input_ids is no list of integers"),
-        ('{"input_ids": [[1]], "attention_mask": [1]}', "input_ids is no list of integers"),
-        ('{"input_ids": [1, [2]], "attention_mask": [1]}', "input_ids is no list of integers"),
-        ('{"input_ids": [true], "attention_mask": [1]}', "input_ids is no list of integers"),
-        ('{"input_ids": [1e99], "attention_mask": [1]}', "input_ids is no list of integers"),
-        (f'{{"input_ids": [{2**70}], "attention_mask": [1]}}', "input_ids is no list of integers"),
-        (line([1, 2], [1]), r"2 input_ids and 1 of attention_mask"),
+        ('{"text": "words"}', "has no input_ids; .*; fix: read texts by stream:FOLDER, or token"),
+        ('{"input_ids": [], "attention_mask": []}', "input_ids is not a list, or is empty"),
+        ('{"input_ids": "12", "attention_mask": [1]}', "input_ids is not a list"),
+        ('{"input_ids": [1.0], "attention_mask": [1]}', "input_ids is not a list of integers"),
+        ('{"input_ids": [[1]], "attention_mask": [1]}', "input_ids is not a list of integers"),
+        ('{"input_ids": [1, [2]], "attention_mask": [1]}', "input_ids is not a list of integers"),
+        ('{"input_ids": [true], "attention_mask": [1]}', "input_ids is not a list of integers"),
+        ('{"input_ids": [1e99], "attention_mask": [1]}', "input_ids is not a list of integers"),
+        (
+            f'{{"input_ids": [{2**70}], "attention_mask": [1]}}',
+            "input_ids is not a list of integers",
+        ),
+        (line([1, 2], [1]), r"has 2 input_ids, but an attention_mask of 1; fix: make both"),
         (line([1, -1]), "the id -1 is not from 0 to 2,147,483,647"),
         (line([1, 2**31]), "the id 2,147,483,648 is not from 0"),
-        (line([1, 2], [1, 2]), "attention_mask has other numbers than 0 and 1"),
-        ("\udcff".encode("utf-8", "surrogateescape").decode("latin-1") + "{", "is no JSON"),
+        (line([1, 2], [1, 2]), "attention_mask has numbers other than 0 and 1"),
+        ("\udcff".encode("utf-8", "surrogateescape").decode("latin-1") + "{", "is not JSON"),
     ],
 )
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
@@ -316,7 +323,9 @@ def test_folders_without_data(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="its files have no lines"):
         Lines(tmp_path, 4, seed=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match=r"cannot be made: .*name a folder for it by data_cache"):
+    with pytest.raises(
+        RequestError, match=r"cannot be made: .*; fix: set data_cache to another folder"
+    ):
         Lines(tmp_path, 4, seed=0, cache=tmp_path / "file" / "cache")
 
 

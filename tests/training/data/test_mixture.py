@@ -204,7 +204,7 @@ def test_targets_weigh_1_where_only_another_source_weighs() -> None:
         ([(5, -1.0), (5, 1.0)], "s0: weight is -1.0"),
         ([(5, math.nan), (5, 1.0)], "s0: weight is nan"),
         ([(5, math.inf)], "s0: weight is inf"),
-        ([(5, 1.0, 5)], "s0: order is 5, must be from 0 to 4"),
+        ([(5, 1.0, 5)], "s0: order is 5, but must be from 0 to 4"),
         ([(5, 1.0, -1)], "s0: order is -1"),
         ([(0, 1.0)], "s0: has 0 things, which make no sample of seq_length 2"),
     ],
@@ -222,7 +222,7 @@ def test_sources_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(RequestError, match="2 faults") as shown:
         Mixture(sources, seed=0)
     assert "different seq_lengths, [2, 3]" in str(shown.value)
-    assert "a is given 2 times; add up its weights" in str(shown.value)
+    assert "a is given 2 times; fix: add up its weights" in str(shown.value)
 
 
 def test_a_list_may_name_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,8 @@ def test_no_part_of_a_mixture_is_evaluated_on_that_is_trained_on(tmp_path: Path)
     other = mixed(tmp_path / "other.yaml", two, three)
     data: dict[str, str | int] = {"tokenizer": "", "shuffle_buffer": 1000, "eval_split": "train"}
     for train, held_out in ((two, mixture), (mixture, two), (mixture, mixture), (mixture, other)):
-        with pytest.raises(RequestError, match=r"^eval_dataset_path: .*/train is trained on; hold"):
+        with pytest.raises(
+            RequestError, match=r"^eval_dataset_path: .*/train is trained on; fix: hold out"
+        ):
             open_evaluation(config(dataset_path=train, eval_dataset_path=held_out, **data), 0, 1)
     assert open_evaluation(config(dataset_path=three, eval_dataset_path=mixture, **data), 0, 1)

@@ -107,8 +107,10 @@ def test_ids_that_a_layout_has_no_room_for_are_refused(
     given = source(tmp_path, TEXTS)
     words(ids).save(str(tmp_path / "large.json"))
     flags = [given, f"--tokenizer={tmp_path}/large.json", f"--save_path={tmp_path}/a.npy"]
-    fits = "take 17/13" if layout == "16/14" else "no layout has"
-    with pytest.raises(RequestError, match=f"^--layout: {layout} has room for .*{ids:,}; {fits}"):
+    fits = (
+        "; fix: take 17/13" if layout == "16/14" else ", too many for any; fix: make a set on disk"
+    )
+    with pytest.raises(RequestError, match=f"^--layout: {layout} has room for .*{ids:,}{fits}"):
         pack([*flags, f"--layout={layout}"])
     assert not (tmp_path / "a.npy").exists()
 
@@ -134,7 +136,7 @@ def test_long_documents_are_cut_where_positions_end(
     flags = [given, f"--tokenizer={tmp_path}/tokenizer.json", "--num_proc=1"]
     pack([*flags, f"--save_path={tmp_path}/a", "--layout=17/13"])
     shown = capsys.readouterr().out
-    assert "20,003 tokens" in shown and "from 2 texts, which are 4 documents" in shown
+    assert "20,003 tokens" in shown and "from 2 texts, cut into 4 documents" in shown
     assert f"--dataset_path=packed-17/13:{tmp_path}/a" in shown
     found = np.fromfile(tmp_path / "a", "<i4")
     places = np.flatnonzero((found >> 17 & 0x1FFF) == 0)
@@ -151,7 +153,7 @@ def test_it_is_there_as_a_whole_or_not_at_all(
     target = tmp_path / "a.npy"
     pack([*flags, f"--save_path={target}"])
     whole = target.read_bytes()
-    with pytest.raises(RequestError, match=r"^--save_path: .*a\.npy is there already"):
+    with pytest.raises(RequestError, match=r"^--save_path: .*a\.npy already exists"):
         pack([*flags, f"--save_path={target}"])
     # As if a run was killed between naming the file and recording its size.
     (tmp_path / "a.npy.size").unlink()
@@ -164,5 +166,5 @@ def test_it_is_there_as_a_whole_or_not_at_all(
     work = tmp_path / ".b.npy.tokenizing"
     work.mkdir()
     (work / "journal.json").write_text(json.dumps({"layout": "16/14"}))
-    with pytest.raises(RequestError, match="begun work of another request"):
+    with pytest.raises(RequestError, match="unfinished work of another request"):
         pack([*flags, f"--save_path={tmp_path}/b.npy"])

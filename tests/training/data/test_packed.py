@@ -152,12 +152,12 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="empty: is empty"):
         Packed(f"{tmp_path}/empty", 4)
     (tmp_path / "odd").write_bytes(b"x" * 42)
-    with pytest.raises(RequestError, match="odd: has 42 bytes, which is no multiple of 4"):
+    with pytest.raises(RequestError, match="odd: has 42 bytes, which is not a multiple of 4"):
         Packed(f"{tmp_path}/odd", 4)
     path = save(tmp_path / "a", row(10))
     for shown in ("11", "", "many"):
         (tmp_path / "a.size").write_text(shown)
-        with pytest.raises(RequestError, match=f"has 10 tokens, and .*a.size says '{shown}'"):
+        with pytest.raises(RequestError, match=f"has 10 tokens, but .*a.size says '{shown}'"):
             Packed(path, 4)
 
 
@@ -243,12 +243,14 @@ def test_what_a_layout_cannot_hold_is_refused(tmp_path: Path) -> None:
     refused([1, 65_536], r"a: document 1 has the id 65,536, and 16 bits hold ids from 0 to 65,535")
     refused([1, 131_072], "document 1 has the id 131,072, and 17 bits", WIDE)
     refused([-3], "document 1 has the id -3")
-    refused(range(16_385), "document 1 has 16,385 tokens, and 14 bits .* below 16,384; split it")
+    refused(
+        range(16_385), "document 1 has 16,385 tokens, and 14 bits .* below 16,384; fix: split it"
+    )
     refused(range(8_193), "document 1 has 8,193 tokens, and 13 bits", WIDE)
-    refused([1.5], "document 1 is no list of integers")
-    refused([[1, 2]], "document 1 is no list of integers")
+    refused([1.5], "document 1 is not a list of integers")
+    refused([[1, 2]], "document 1 is not a list of integers")
     with (
-        pytest.raises(RequestError, match="document 0 has 3 tokens and 1 marks"),
+        pytest.raises(RequestError, match="document 0 has 3 tokens, but 1 marks"),
         PackedWriter(tmp_path / "a") as out,
     ):
         out.write([1, 2, 3], [True])
@@ -322,5 +324,5 @@ def test_synthetic_tokens_are_a_function_of_seed_and_number() -> None:
     assert seen.bincount().min() > 64  # 128 each on average
     with pytest.raises(IndexError):
         samples[100_000]
-    with pytest.raises(RequestError, match="count is 0, must be at least 1"):
+    with pytest.raises(RequestError, match="count is 0, but must be at least 1"):
         Synthetic(64, 50, count=0)

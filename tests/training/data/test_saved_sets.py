@@ -17,7 +17,9 @@ from training.errors import RequestError
 
 def test_a_set_that_is_tokenized_is_no_stream(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"input_ids": [[1, 2]]}).save_to_disk(str(tmp_path / "set"))
-    with pytest.raises(RequestError, match="is tokenized already; leave out 'stream:' before it"):
+    with pytest.raises(
+        RequestError, match="is tokenized already; fix: leave out 'stream:' before it"
+    ):
         open_feed(config(dataset_path=f"stream:{tmp_path}/set"), 0, 1)
 
 
@@ -62,7 +64,11 @@ def test_a_part_of_a_split_that_was_saved_is_read(tmp_path: Path, part: str, spl
         ("lines/part.1.jsonl", "write lines:{}/lines/*.jsonl"),
         ("lines/p*.jsonl", "write lines:{}/lines/p*.jsonl"),
         ("lines", "write lines:{}/lines/*.jsonl"),
-        ("table/*.parquet", "by save_to_disk of the library datasets, and give its folder alone"),
+        (
+            "table/*.parquet",
+            "with save_to_disk of the library datasets, and give its folder alone: "
+            "'stream:' reads texts",
+        ),
     ],
 )
 def test_files_that_are_tokenized_are_no_stream(tmp_path: Path, source: str, fix: str) -> None:

@@ -69,7 +69,7 @@ def test_a_run_reads_it(tmp_path: Path, kind: object) -> None:
 def test_what_is_no_source_is_reported_with_those_that_are(tmp_path: Path) -> None:
     given = (f"--save_ckpt_path={tmp_path}/run", "--num_steps=2")
     for path, says in (
-        ("packed:", "is not a known source; use text:GLOB, packed:GLOB"),
+        ("packed:", "is not a known source; fix: use text:GLOB, packed:GLOB"),
         (f"packed:{tmp_path}/none.npy", "error: dataset_path: "),
         (f"lines:{tmp_path}/none", "error: dataset_path: "),
         (f"mixture:{tmp_path}/none", "none: cannot be read: "),
@@ -118,7 +118,7 @@ def test_lines_of_tokens_are_answered_with_their_source(tmp_path: Path) -> None:
     start = (*TINY, f"--save_ckpt_path={tmp_path}/run", "--num_steps=2", "--batch_size=2")
     done = run(0, *start, f"--dataset_path={tmp_path}")
     source = f"lines:{tmp_path}/*.jsonl"
-    assert done.returncode == 2 and f"has lines of tokens; write {source}" in done.stderr
+    assert done.returncode == 2 and f"has lines of tokens; fix: write {source}" in done.stderr
     done = run(0, *start, f"--dataset_path={source}")
     assert done.returncode == 0, done.stderr
 

@@ -163,7 +163,7 @@ def test_a_folder_whose_name_has_signs_of_patterns_is_refused(tmp_path: Path, na
     """The library would read neighboring files that match."""
     write(tmp_path / name, "x.jsonl")
     write(tmp_path / "ab", "y.jsonl")
-    with pytest.raises(RequestError, match="has a sign of patterns") as raised:
+    with pytest.raises(RequestError, match="has a wildcard") as raised:
         find(str(tmp_path / name))
     pattern = shlex.split(str(raised.value))[-1]
     assert streamed(pattern, "train") == [f"<x.jsonl {number}>" for number in range(3)]
@@ -186,8 +186,8 @@ def test_a_card_says_what_is_which_split_of_which_configuration(tmp_path: Path) 
         assert streamed(str(folder), split, "en") == [f"<{file} {number}>" for number in range(3)]
     assert streamed(str(folder), "train", "fr") == [f"<fr/x.csv {number}>" for number in range(3)]
     for config, message in (
-        ("", "has the configurations en, fr; name one by dataset_config"),
-        ("de", "has the configurations en, fr, and no 'de'; name one"),
+        ("", "has the configurations en, fr; fix: name one with dataset_config"),
+        ("de", "has the configurations en, fr, and no 'de'; fix: name one"),
     ):
         with pytest.raises(RequestError, match=message):
             find(str(folder), config)
@@ -266,7 +266,9 @@ def test_nothing_is_evaluated_on_that_is_trained_on(tmp_path: Path) -> None:
         (both, both, "train"),
         (both, f"{both}/train.jsonl", "validation"),
     ):
-        with pytest.raises(RequestError, match=r"^eval_dataset_path: .* is trained on; hold"):
+        with pytest.raises(
+            RequestError, match=r"^eval_dataset_path: .* is trained on; fix: hold out"
+        ):
             open_evaluation(
                 config(dataset_path=train, eval_dataset_path=held_out, eval_split=split), 0, 1
             )
@@ -275,7 +277,9 @@ def test_nothing_is_evaluated_on_that_is_trained_on(tmp_path: Path) -> None:
     on_disk = str(tmp_path / "set")
     flags = ("--tokenizer=bytes", "--seq_len=8", "--num_proc=1")
     tokenize([f"--dataset={tmp_path}/one", f"--save_path={on_disk}", *flags])
-    with pytest.raises(RequestError, match=r"^eval_dataset_path: .*set is trained on; hold"):
+    with pytest.raises(
+        RequestError, match=r"^eval_dataset_path: .*set is trained on; fix: hold out"
+    ):
         open_evaluation(
             config(
                 dataset_path=on_disk, eval_dataset_path=on_disk, tokenizer="", shuffle_buffer=1000
@@ -299,11 +303,15 @@ def test_a_split_that_is_not_there_is_refused_with_those_that_are(
     with pytest.raises(RequestError, match=r"^dataset_split: .* no split 'validation'; there are"):
         plain = {"dataset_path": f"stream:{tmp_path}/plain", "dataset_split": "validation"}
         open_feed(config(**plain), 0, 1)
-    with pytest.raises(RequestError, match=r"are files of several splits, as .*train.jsonl and "):
+    with pytest.raises(
+        RequestError, match=r"has files of several splits, by the names .*train.jsonl and "
+    ):
         open_feed(config(dataset_path=f"stream:{tmp_path}/*.jsonl"), 0, 1)
     monkeypatch.chdir(tmp_path)
     assert open_feed(config(dataset_path=f"stream:{tmp_path}/a.jsonl,plain/a.jsonl"), 0, 1)
-    with pytest.raises(RequestError, match=r"are files of several splits, as .*train.jsonl and "):
+    with pytest.raises(
+        RequestError, match=r"has files of several splits, by the names .*train.jsonl and "
+    ):
         open_feed(config(dataset_path=f"stream:{tmp_path}/train.jsonl,validation.jsonl"), 0, 1)
     for name in ("train-stations.txt", "test-drive.txt"):  # documents with such titles
         write(tmp_path / "texts", name)

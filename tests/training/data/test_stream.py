@@ -162,7 +162,7 @@ def test_another_split_goes_on_exactly_and_another_step_says_what_it_does(tmp_pa
     assert rows([one], 9) == rows(two, 9)
     other = feed(path, batch=3)
     warning = str(other.resume(state))
-    assert "had 4 sequences and has 3 now" in warning and "its epoch 2 begins again" in warning
+    assert "had 4 sequences and now has 3" in warning and "its epoch 2 begins again" in warning
     assert other.resume(other.state(lambda mine: [mine])) is None
     assert "read from its beginning" in str(feed(path, shuffle_buffer=6).resume(state))
 
@@ -291,7 +291,7 @@ def test_what_is_wrong_with_texts_is_reported_with_its_file(tmp_path: Path) -> N
     for name, content, message in (
         ("broken", '{"text": "a"}\n{"text": "b\n', "broken.jsonl.* cannot be read: JSON parse"),
         ("other", '{"body": "a"}\n', "other.jsonl.*: there is no column 'text'; there are: body"),
-        ("number", '{"text": 5}\n', "number.jsonl.*: there is int64 and not text in column 'text'"),
+        ("number", '{"text": 5}\n', "number.jsonl.*: there is int64, not text, in column 'text'"),
         ("missing", '{"id": 2}\n{"text": "a"}\n', "missing.jsonl.*: document 1 has no text"),
     ):
         (tmp_path / name).mkdir()
@@ -321,11 +321,17 @@ def test_files_may_have_other_columns_beside_the_text(tmp_path: Path) -> None:
     ("more", "message"),
     [
         ({"tokenizer": ""}, "tokenizer: a stream needs one"),
-        ({"tokenizer": "/none.json"}, "^tokenizer: /none.json is not there"),
+        ({"tokenizer": "/none.json"}, "^tokenizer: /none.json does not exist"),
         ({"dataset_config": "en"}, "dataset_path: .* has no configuration 'en'"),
         ({"dataset_split": "test"}, "dataset_split: .* has no split 'test'; there are: train"),
-        ({"n_samples_to_skip": 4}, "n_samples_to_skip: a stream has none"),
-        ({"position_weighting": True}, "position_weighting: a stream has none"),
+        (
+            {"n_samples_to_skip": 4},
+            "n_samples_to_skip: not possible with a stream; fix: tokenize it",
+        ),
+        (
+            {"position_weighting": True},
+            "position_weighting: not possible with a stream; fix: tokenize it",
+        ),
     ],
 )
 def test_what_a_stream_cannot_do_is_refused(tmp_path: Path, more: Any, message: str) -> None:
@@ -364,5 +370,5 @@ def test_a_tokenizer_ends_documents_and_must_fit_the_model(tmp_path: Path) -> No
     made = Tokenizer(models.WordLevel({**words, "c": 256}, unk_token="a"))
     (tmp_path / "tokenizer_config.json").unlink()
     made.save(str(tmp_path / "large.json"))
-    with pytest.raises(RequestError, match="has token ids up to 256, and the vocabulary of mamba-"):
+    with pytest.raises(RequestError, match="has token ids up to 256, but the vocabulary of mamba-"):
         feed(path, tokenizer=str(tmp_path / "large.json"))

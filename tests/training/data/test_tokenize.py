@@ -268,20 +268,22 @@ def test_wrong_requests_are_reported_in_a_line(place: Path, tmp_path: Path) -> N
     a, b = f"--dataset={tmp_path}/a.jsonl", f"--dataset={tmp_path}/b.txt"
     shown("--dataset: no file matches", f"--dataset={tmp_path}/none", new)
     shown("of several kinds", f"--dataset={tmp_path}/*", new)
-    shown("no file that is known by its ending", f"--dataset={tmp_path}/d.xyz", new)
-    shown("no file that is known by its ending", f"--dataset={tmp_path}/there", new)
+    shown("no file with a known ending", f"--dataset={tmp_path}/d.xyz", new)
+    shown("no file with a known ending", f"--dataset={tmp_path}/there", new)
     shown("bad.json cannot be read", f"--dataset={tmp_path}/bad.json", new)
     shown("cannot be read: there is nothing in it", f"--dataset={tmp_path}/none.jsonl", new)
     shown("no column 'text'; there are: body, n", a, new)
-    shown("a.jsonl has int64 and not text in column 'n'", a, new, "--text_column=n")
+    shown("a.jsonl has int64, not text, in column 'n'", a, new, "--text_column=n")
     shown("has no text", b, new)
     shown("--seq_len: 4,096 is more than the [0-9]+ tokens", f"--dataset={tmp_path}/c.txt", new)
-    shown("is there already", a, there)
+    shown("already exists", a, there)
     shown("has no configuration 'en'", a, new, "--dataset_config=en")
     shown(r"^--split: .*no split 'test'; there are: train \(1 file\)", a, new, "--split=test")
     shown("--num_proc: must be at least 1, not '0'", a, new, "--num_proc=0")
     shown("--seq_len: must be at least 1", a, new, "--seq_len=0")
-    shown("none/tokenizer.json is not there", a, new, f"--tokenizer={tmp_path}/none/tokenizer.json")
+    shown(
+        "none/tokenizer.json does not exist", a, new, f"--tokenizer={tmp_path}/none/tokenizer.json"
+    )
     shown("cannot be read", a, new, f"--tokenizer={tmp_path}/d.xyz")
     shown("bytes states no end-of-text", a, new, "--tokenizer=bytes", "--append_eos")
     shown("did you mean --dryrun", a, new, "--dry_run")
@@ -334,7 +336,7 @@ def test_a_text_that_is_not_in_utf_8_is_named(place: Path, tmp_path: Path, texts
     [
         ('{"text": "x', "cannot be read: JSON parse error: .*"),
         ('{"body": "x"}', "has no column 'text'; there are: body"),
-        ('{"text": 5}', "has int64 and not text in column 'text'"),
+        ('{"text": 5}', "has int64, not text, in column 'text'"),
     ],
 )
 def test_of_many_files_the_wrong_one_is_named(
@@ -386,6 +388,8 @@ def test_what_is_not_on_this_machine_is_reported_in_a_line(place: Path, tmp_path
         base = (f"--dataset={tmp_path}", f"--save_path={tmp_path}/set", "--seq_len=512")
         wrong = run(place, *base, f"--{flag}={name}")
         assert wrong.returncode == 2
-        assert wrong.stderr.startswith(f"error: --{flag}: {name} is no local file or folder, and")
+        assert wrong.stderr.startswith(
+            f"error: --{flag}: {name} is not a local file or folder, and"
+        )
         assert wrong.stderr.count("\n") == 1
     assert "Exit codes:" in run(place, "--help").stdout

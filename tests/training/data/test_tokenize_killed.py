@@ -152,7 +152,7 @@ def test_a_full_disk_and_begun_work_of_another_request(
     assert ".tokens cannot be written: File too large" in full.stderr
     again = run(place, *flags, "--seq_len=32")
     assert again.returncode == 2
-    assert "begun work of another request (other: seq_len)" in again.stderr
+    assert "unfinished work of another request (different: seq_len)" in again.stderr
     assert run(place, *flags, "--seq_len=16").returncode == 0
 
 
@@ -165,7 +165,9 @@ def test_begun_work_does_not_go_on_with_other_texts_of_the_same_lengths(
     data = write(tmp_path / "data", texts)
     begin(place, data, tmp_path / "set")
     write(tmp_path / "data", [text.lower() for text in texts])
-    with pytest.raises(RequestError, match=r"begun work of another request \(other: content\)"):
+    with pytest.raises(
+        RequestError, match=r"unfinished work of another request \(different: content\)"
+    ):
         make(place, data, tmp_path / "set", "--seq_len=16")
 
 
@@ -176,10 +178,10 @@ def test_begun_work_does_not_go_on_with_another_column_or_end_of_text(
     shutil.copytree(place / "bpe", tmp_path / "bpe")
     data = tmp_path / "a.jsonl"
     begin(tmp_path, data, tmp_path / "set")
-    with pytest.raises(RequestError, match=r"another request \(other: text_column, content\)"):
+    with pytest.raises(RequestError, match=r"another request \(different: text_column, content\)"):
         make(tmp_path, data, tmp_path / "set", "--seq_len=16", "--text_column=body")
     (tmp_path / "bpe" / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
-    with pytest.raises(RequestError, match=r"another request \(other: eos\)"):
+    with pytest.raises(RequestError, match=r"another request \(different: eos\)"):
         make(tmp_path, data, tmp_path / "set", "--seq_len=16")
 
 

@@ -57,7 +57,7 @@ def test_a_set_of_ones_own_takes_its_place(tmp_path: Path, monkeypatch: pytest.M
         assert done.returncode == 0, done.stderr
         assert len(Arrow(str(target), length)) > 0
     done = run(0, "--tokenizer=bytes", f"--save_path={tmp_path}/none", program=PROGRAM)
-    assert done.returncode == 2 and "error: --dataset: wikicorpus is no local" in done.stderr
+    assert done.returncode == 2 and "error: --dataset: wikicorpus is not a local" in done.stderr
     done = run(0, "--launcher=llama_smp", program=PROGRAM)
     assert done.returncode == 2
     assert "--launcher: must be mamba_fsdp or mamba2_neuron, not 'llama_smp'" in done.stderr

@@ -40,4 +40,6 @@ def test_a_set_of_the_hub_that_cannot_be_had_is_one_line(
     done = run(0, *words, *named, program=PROGRAM)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: --dataset: wikicorpus is no local file or folder, and the hub")
+    assert line.startswith(
+        "error: --dataset: wikicorpus is not a local file or folder, and the hub"
+    )

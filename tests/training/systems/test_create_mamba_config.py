@@ -86,7 +86,7 @@ def test_data_that_training_refuses_to_evaluate_on_is_refused_as_it_is_written(
     with PackedWriter(tmp_path / "a.npy") as packed:
         packed.write(range(60))
     for eval_paths, message in (
-        ("a.npy", r"^--eval_paths: a\.npy is trained on; hold other files out$"),
+        ("a.npy", r"^--eval_paths: a\.npy is trained on; fix: hold out other files$"),
         ("*.npy", r"^--eval_paths: a\.npy is trained on"),
         (f"{tmp_path}/a.npy", r"^--eval_paths: .*a\.npy is trained on"),
         ("b.npy", r"^--eval_paths: no file matches 'b\.npy'"),

@@ -132,7 +132,7 @@ class StreamLane:
                 raise TrainingError(
                     f"{self._reading.shards.name}: has too few documents for "
                     f"{self._reading.lanes:,} sequences a step, each of which reads documents of "
-                    f"its own: none is left for number {self._number + 1:,}; take a smaller "
+                    f"its own: none is left for number {self._number + 1:,}; fix: take a smaller "
                     "global batch, or text:GLOB or a set on disk",
                     local=True,
                 )
@@ -237,7 +237,7 @@ def stream_of(config: Config, setting: str, shards: Shards, rank: int, world_siz
 def _tokenizer(name: str) -> Tokenizer:
     if not name:
         raise RequestError(
-            "tokenizer: a stream needs one: bytes, or a tokenizer's file, folder or name in the hub"
+            "tokenizer: a stream needs one: bytes, or a tokenizer's file, folder or name on the hub"
         )
     try:
         return open_tokenizer(name)
@@ -360,9 +360,9 @@ class Stream:
         epoch = max((place.epoch for place in places.values()), default=first.epoch)
         self._first = LanePlace(epoch)
         return (
-            f"a step had {before:,} sequences and has {now:,} now, which divides the stream "
-            f"otherwise: its epoch {epoch + 1} begins again in another order, and reads anew what "
-            "of it was read"
+            f"a step had {before:,} sequences and now has {now:,}, which divides the stream "
+            f"differently: its epoch {epoch + 1} begins again in another order, and what was read "
+            "of it is read again"
         )
 
 

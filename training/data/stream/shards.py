@@ -74,7 +74,7 @@ class Backoff:
         if self.faults > self.retries:
             raise TrainingError(
                 f"{self.name}: {where} cannot be reached: {reason} (stream_retries={self.retries} "
-                "in a row did not help); start again to go on from the last checkpoint",
+                "in a row did not help); fix: start again, to go on from the last checkpoint",
                 local=True,
             )
         seconds = min(self.first_wait * 2 ** (self.faults - 1), LONGEST_WAIT)
@@ -130,7 +130,7 @@ class Shards:
             # The library's own set would open all its files in each process that it is sent to.
             self._set = self.tried(lambda: ArrowFiles([Path(file) for file in self._files]))
             if not len(self._set):  # earlier releases of datasets save a file without rows
-                raise RequestError(f"{name}: split {split!r} has no rows; give another set")
+                raise RequestError(f"{name}: split {split!r} has no rows; fix: give another set")
             self.count = min(len(self._set), SHARDS_ON_DISK)
             names.append(f"{len(self._set)} documents")
         else:
@@ -234,7 +234,7 @@ class Shards:
     def _no_column(self, shard: int, columns: Sequence[str]) -> TrainingError:
         if IDS in columns:
             return TrainingError(
-                f"{self.name} is tokenized already; {self._how_tokens_are_read()}", local=True
+                f"{self.name} is tokenized already; fix: {self._how_tokens_are_read()}", local=True
             )
         return self._fault(shard, f"there is {NoTextError(TEXT, [*columns])}")
 
@@ -244,13 +244,13 @@ class Shards:
         if self._files and (lines := lines_of_tokens(self._files[0], self.name)):
             return f"write {lines}"
         return (
-            f"{STREAM!r} reads texts; save it as a set on disk, by save_to_disk of the library "
-            "datasets, and give its folder alone"
+            "save it as a set on disk, with save_to_disk of the library datasets, and give its "
+            f"folder alone: {STREAM!r} reads texts"
         )
 
     def _fault(self, shard: int, what: str) -> TrainingError:
         return TrainingError(
-            f"{self.name}: {self.where(shard)}: {what}; each document must have a text "
+            f"{self.name}: {self.where(shard)}: {what}; fix: give each document a text "
             f"in column {TEXT!r}",
             local=True,
         )

@@ -45,13 +45,13 @@ def _sample_by(text: str) -> str:
 
 SOURCE_FLAGS = (
     Flag(
-        "dataset", str, None, "folder, pattern or URL of files, a set on disk, or a set of the hub"
+        "dataset", str, None, "folder, pattern or URL of files, a set on disk, or a set on the hub"
     ),
     Flag(
         "dataset_config",
         str,
         None,
-        "configuration of a folder or of a set of the hub, such as raw_en",
+        "configuration of a folder or of a set on the hub, such as raw_en",
         ("dataset_config_name",),
     ),
     Flag("split", str, "train", "split to take"),
@@ -66,7 +66,7 @@ SOURCE_FLAGS = (
         "tokenizer",
         path,
         TOKENIZER,
-        "a tokenizer.json or its folder, 'bytes', or a name of the hub",
+        "a tokenizer.json or its folder, 'bytes', or a name on the hub",
     ),
     Flag(
         "append_eos",
@@ -78,14 +78,14 @@ SOURCE_FLAGS = (
         "num_proc",
         _at_least_one,
         None,
-        "processes, of one thread each (default: the processors there are)",
+        "processes, of one thread each (default: one for each processor)",
     ),
     Flag("dryrun", boolean, False, "take 8192 texts only, shuffled with seed 42"),
 )
 """Which texts are read and how they are tokenized, by training.data.pack too."""
 FLAGS = (
     *SOURCE_FLAGS,
-    Flag("seq_len", _at_least_one, DataConfig.seq_length, "tokens of a row"),
+    Flag("seq_len", _at_least_one, DataConfig.seq_length, "tokens per row"),
     Flag("save_path", Path, None, "folder to make"),
 )
 
@@ -106,7 +106,7 @@ def make_set(given: dict[str, Any]) -> None:
     if tokenizer.longest is not None and given["seq_len"] > tokenizer.longest:
         print(
             f"warning: --seq_len={given['seq_len']} is more than the {tokenizer.longest} that "
-            f"{tokenizer.name} states as its longest; rows are made as asked for",
+            f"{tokenizer.name} states as its longest; rows are made as requested",
             file=sys.stderr,
         )
     job = open_job(given, tokenizer, target, seq_len=given["seq_len"])
@@ -130,7 +130,7 @@ def target_of(given: dict[str, Any]) -> Path:
 
 def require_new(target: Path) -> None:
     if target.exists() or target.is_symlink():
-        raise RequestError(f"--save_path: {target} is there already; remove it or name another")
+        raise RequestError(f"--save_path: {target} already exists; fix: remove it, or name another")
 
 
 def processes_of(given: dict[str, Any]) -> int:

@@ -161,7 +161,7 @@ def _check_sizes(files: Sequence[str]) -> None:
         if is_text and Path(path).stat().st_size > LARGEST_TEXT:
             raise RequestError(
                 f"{path} is over 2 GiB, too large for one document; "
-                f"use --sample_by=paragraph or line"
+                f"fix: use --sample_by=paragraph or line"
             )
 
 
@@ -184,8 +184,8 @@ class _reporting:  # noqa: N801, used as a phrase: with _reporting(name)
                 errno.EROFS,
             ):
                 raise TrainingError(
-                    f"the cache of datasets cannot be written: {cause.strerror}; set HF_HOME to "
-                    f"a folder with room"
+                    f"the cache of datasets cannot be written: {cause.strerror}; fix: set HF_HOME "
+                    f"to a folder with room"
                 ) from error
         reason = reason_of(error)
         file = _file_of(error)
@@ -194,12 +194,12 @@ class _reporting:  # noqa: N801, used as a phrase: with _reporting(name)
                 raise _no_text(file or self.name, cause) from error
         where = f"{file if file and not self.hub else self.name} cannot be read"
         if self.hub:
-            where = f"{self.name} is no local file or folder, and the hub does not give it"
+            where = f"{self.name} is not a local file or folder, and the hub does not give it"
             if isinstance(error, RuntimeError) and "script" in str(error):
                 folder = f"./{self.name.rpartition('/')[2]}"
                 reason += (
-                    " (code of others is never run; the hub may keep it in parquet: hf download "
-                    f"{self.name} --repo-type=dataset --revision=refs/convert/parquet "
+                    " (other people's code is never run; the hub may have it in parquet: hf "
+                    f"download {self.name} --repo-type=dataset --revision=refs/convert/parquet "
                     f"--local-dir={folder}, then --dataset={folder}/CONFIG)"
                 )
         raise RequestError(f"--dataset: {where}: {reason}") from error
@@ -241,6 +241,6 @@ def reason_of(error: BaseException) -> str:
         if found != wanted:
             return (
                 f"its columns ({found}) are not those of the first file ({wanted}); fix: give "
-                "files of the same columns"
+                "files with the same columns"
             )
     return " ".join(str(last).split()) or type(last).__name__

@@ -55,8 +55,8 @@ class Tokenizer:
         if self.name == BYTES or self.eos is not None:
             return []
         return [
-            f"{self.name} states no end-of-text token, so nothing is put between texts; name it as "
-            "eos_token in a tokenizer_config.json beside its tokenizer.json"
+            f"{self.name} states no end-of-text token, so nothing is put between texts; fix: name "
+            "it as eos_token in a tokenizer_config.json beside its tokenizer.json"
         ]
 
     @property
@@ -79,7 +79,7 @@ def open_tokenizer(name: str) -> Tokenizer:
             raise RequestError(f"--tokenizer: {path} cannot be read: {error}") from error
         return _described(name, definition, _stated(path.parent))
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
-        raise RequestError(f"--tokenizer: {path} is not there")
+        raise RequestError(f"--tokenizer: {path} does not exist")
     return _from_hub(name)
 
 
@@ -93,7 +93,7 @@ def _described(name: str, definition: str, stated: dict[str, Any]) -> Tokenizer:
     elif not isinstance(eos, str) or eos not in ids:
         raise RequestError(
             f"--tokenizer: {name}: its end-of-text token, {eos!r}, is not in its vocabulary; "
-            "correct eos_token in its tokenizer_config.json"
+            "fix: correct eos_token in its tokenizer_config.json"
         )
     return Tokenizer(
         name,
@@ -139,7 +139,7 @@ def read_definition(name: str, definition: str) -> Any:
             return tokenizers.Tokenizer.from_str(_with_merges_as_lines(definition))
     except Exception as error:  # the library raises plain Exception
         later = (
-            "; where a later release wrote it, tokenize in an image that has one, such as cpu-mamba"
+            "; fix: if a later release wrote it, use an image that has one, such as cpu-mamba"
             if "untagged enum" in str(error)  # a shape that this release does not know
             else ""
         )
@@ -186,13 +186,13 @@ def _from_hub(name: str) -> Tokenizer:
     except Exception as error:  # the hub has many ways to say no
         raise _absent(name, error) from error
     if not given.is_fast:
-        raise RequestError(f"--tokenizer: {name} has no {FILE}; convert it to one first")
+        raise RequestError(f"--tokenizer: {name} has no {FILE}; fix: convert it to one first")
     stated = {"eos_token": given.eos_token, "model_max_length": given.model_max_length}
     return _described(name, given.backend_tokenizer.to_str(), stated)
 
 
 def _from_hub_alone(name: str) -> Tokenizer:
-    asked = f"--tokenizer: {name} is no local file, and the hub is asked"
+    asked = f"--tokenizer: {name} is not a local file, and the hub is asked"
     tokenizers = library("tokenizers", asked)
     try:
         definition = tokenizers.Tokenizer.from_pretrained(name).to_str()
@@ -204,7 +204,7 @@ def _from_hub_alone(name: str) -> Tokenizer:
 def _absent(name: str, error: Exception) -> RequestError:
     reason = re.split(r"\.\s|\n", str(error).strip())[0]
     return RequestError(
-        f"--tokenizer: {name} is no local file or folder, and the hub does not give it: {reason}"
+        f"--tokenizer: {name} is not a local file or folder, and the hub does not give it: {reason}"
     )
 
 

@@ -162,7 +162,7 @@ def _remove(folder: Path) -> None:
     except FileNotFoundError:  # another start removes it too
         pass
     except OSError as error:
-        why = f"{error.strerror}; fix: remove it, it is not needed any more"
+        why = f"{error.strerror}; fix: remove it, it is no longer needed"
         print(f"warning: {folder} cannot be removed: {why}", file=sys.stderr)
 
 
@@ -221,7 +221,7 @@ def held(job: Job) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RequestError(
-                    f"--save_path: another run makes {job.target} at this moment"
+                    f"--save_path: another run is making {job.target} right now"
                 ) from error
         _check_journal(job)
         yield
@@ -239,8 +239,8 @@ def _check_journal(job: Job) -> None:
     other = [name for name, value in job.journal().items() if found.get(name) != value]
     if other:
         raise RequestError(
-            f"--save_path: {job.folder} has the begun work of another request (other: "
-            f"{', '.join(other)}); remove it, or ask for the same as before"
+            f"--save_path: {job.folder} has unfinished work of another request (different: "
+            f"{', '.join(other)}); fix: remove it, or request the same as before"
         )
 
 
@@ -321,8 +321,8 @@ class _Workers:
             tokens, error = pipe.recv()
         except (EOFError, OSError) as gone:
             raise TrainingError(
-                "a process of --num_proc was killed, likely for want of memory; start again, with "
-                "fewer, to go on"
+                "a process of --num_proc was killed, likely for lack of memory; fix: start again, "
+                "with fewer, to go on"
             ) from gone
         if error is not None:
             raise error
