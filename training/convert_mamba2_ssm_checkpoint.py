@@ -51,7 +51,9 @@ def convert(arguments: Sequence[str]) -> None:
 
     tokenizer = _tokenizer(given.tokenizer or given.input)
     if given.tokenizer and not tokenizer:
-        raise RequestError(f"-t: {given.tokenizer} is no tokenizer.json, {MODEL} or folder of one")
+        raise RequestError(
+            f"-t: {given.tokenizer} is not a tokenizer.json, {MODEL} or folder of one"
+        )
     source = _open(given.type, given.input)
     done = write_model(
         source,
@@ -65,7 +67,7 @@ def convert(arguments: Sequence[str]) -> None:
     print(f"wrote {given.output}: {done.tensors} tensors, {done.size:,} bytes, {given.precision}")
     if not tokenizer:
         print(
-            f"no tokenizer is written, for {given.input} has none; with a network: hf download "
+            f"no tokenizer is written, as {given.input} has none; with a network: hf download "
             f"{HUB[given.type]} tokenizer.json tokenizer_config.json "
             f"--local-dir {given.output}"
         )
@@ -153,7 +155,7 @@ def _parser() -> Parser:
         help="a tokenizer's file or folder (default: that in IN, if there is one)",
     )
     parser.add_argument(
-        "-s", "--split_proj", action="store_true", help="cut in_proj in three: z, xBC and dt"
+        "-s", "--split_proj", action="store_true", help="cut in_proj into three: z, xBC and dt"
     )
     return parser
 

@@ -64,7 +64,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     output = Path(given["output"])
     if output.exists():
-        raise RequestError(f"--output: {output} exists; remove it, or give another name")
+        raise RequestError(
+            f"--output: {output} already exists; fix: remove it, or give another name"
+        )
     sections: dict[str, dict[str, Any]] = {name: {} for name in yaml.SECTIONS}
     for name, (section, _) in flags.items():
         sections[section][name.rpartition(".")[2]] = given[name]
@@ -106,7 +108,7 @@ def _data(given: dict[str, str]) -> dict[str, Any]:
         except RequestError as error:
             faults.append(f"--eval_paths: {error}")
     if not tokens and not faults:
-        faults.append("--text_paths: no data is given, nor by --code_paths")
+        faults.append("--text_paths: no data is given, here or by --code_paths")
     if faults:
         raise RequestError.of(faults)
     total = sum(tokens.values())

@@ -34,13 +34,13 @@ def size(text: str) -> int:
     unit = _UNITS.get(match[2].upper()) if match else None
     amount = float(match[1]) * unit if match and unit else 0.0
     if not 1 <= amount < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a size as 5GB or 512MiB, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a size such as 5GB or 512MiB, not {text!r}")
     return int(amount)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
     return int(text)
 
 
@@ -62,10 +62,13 @@ def convert(arguments: Sequence[str]) -> None:
     parser.add_argument("dst", type=Path, metavar="DST", help="folder to write")
     parser.add_argument("--dtype", choices=DTYPES, help="of all tensors (default: as they are)")
     parser.add_argument(
-        "--max-shard-size", type=size, metavar="SIZE", help="of one file, as 512MiB (default: 5GB)"
+        "--max-shard-size",
+        type=size,
+        metavar="SIZE",
+        help="of one file, such as 512MiB (default: 5GB)",
     )
     parser.add_argument(
-        "--n-groups", type=_count, metavar="N", help="neuron-tp: groups (default: one a rank)"
+        "--n-groups", type=_count, metavar="N", help="neuron-tp: groups (default: one per rank)"
     )
     parser.add_argument(
         "--norm-across-groups",

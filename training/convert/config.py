@@ -27,7 +27,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text())
     except FileNotFoundError:
-        raise RequestError(f"{path} is not there") from None
+        raise RequestError(f"{path} does not exist") from None
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -83,14 +83,14 @@ def make(
 def _faults(kind: type, values: Mapping[str, Any], called: Mapping[str, str]) -> list[str]:
     """List values that are missing, unknown or of another type than their field."""
     known = {field.name: field for field in fields(kind)}
-    found = [f"{name} is no size of this family" for name in values if name not in known]
+    found = [f"{name} is not a size of this family" for name in values if name not in known]
     for name, field in known.items():
         shown = called.get(name, name)
         meant, accepted = _KINDS[str(field.type)]
         if name in values and type(values[name]) not in accepted:
             found.append(f"{shown} must be {meant}, not {values[name]!r}")
         elif name not in values and field.default is MISSING:
-            found.append(f"{shown} is not there")
+            found.append(f"{shown} is missing")
     return found
 
 
@@ -102,7 +102,7 @@ def read_rank(rank: Any, width: Any, faults: list[str], called: str) -> dict[str
     if rank is None or rank == "auto" or type(width) is not int:
         return {}
     if type(rank) is not int or rank < 1:
-        faults.append(f"{called} must be a whole number from 1 on, or auto, not {rank!r}")
+        faults.append(f"{called} must be a whole number of at least 1, or auto, not {rank!r}")
         return {}
     return {"dt_rank": 0 if rank == math.ceil(width / 16) else rank}
 
@@ -117,7 +117,7 @@ def read_limit(limit: Any, faults: list[str], called: str) -> dict[str, Any]:
         for one in (limit if isinstance(limit, list | tuple) else [limit])
     ]
     if len(numbers) != 2 or not are_numbers(*numbers) or not 0 <= numbers[0] < numbers[1]:
-        faults.append(f"{called} must be two numbers from 0 on, the less one first, not {limit}")
+        faults.append(f"{called} must be two numbers of at least 0, the smaller first, not {limit}")
         return {}
     low, high = (float(one) for one in numbers)
     return {"dt_limit_low": low, "dt_limit_high": 0.0 if high == math.inf else high}

@@ -84,7 +84,7 @@ def _open_codestral(folder: Path) -> Opened:
     settings = read_json(folder / formats.CODESTRAL_PARAMS)
     path = folder / formats.CODESTRAL_WEIGHTS
     if not path.is_file():
-        raise RequestError(f"{path} is not there")
+        raise RequestError(f"{path} does not exist")
     weights = SafetensorsFiles([path])
     shapes = {name: one.shape for name, one in weights.found.items()}
     sizes = formats.read_codestral(settings, shapes, folder / formats.CODESTRAL_PARAMS)
@@ -106,7 +106,7 @@ def _formats(folder: Path) -> list[str]:
     if native.find_composer(folder):
         return ["composer"]
     if not folder.is_dir():
-        raise RequestError(f"{folder} is no folder")
+        raise RequestError(f"{folder} is not a folder")
     if ranks.find_ranks(folder) is not None:
         return ["neuron-tp"]
     has_params = (folder / formats.CODESTRAL_PARAMS).is_file()
@@ -114,11 +114,13 @@ def _formats(folder: Path) -> list[str]:
         return ["codestral"]
     saved = [] if (folder / CONFIG).is_file() else ranks.rank_checkpoints(folder)
     if saved:
-        raise RequestError(f"{folder} holds checkpoints of ranks; give one: {', '.join(saved)}")
+        raise RequestError(
+            f"{folder} holds checkpoints of ranks; fix: give one: {', '.join(saved)}"
+        )
     found = [*_by_settings(folder), *(["codestral"] if has_params else [])]
     if not found:
         raise RequestError(
-            f"{folder / CONFIG} is of no format that is known: it has neither family (ours), "
+            f"{folder / CONFIG} has an unknown format: it has neither family (ours), "
             f"model_type (hf, neuron) nor d_model (state-spaces)"
         )
     return found

@@ -67,7 +67,7 @@ def measured_sizes(
     channels, _, d_conv = shapes[f"{MIXER}conv1d.weight"]
     shared = channels - d_inner  # of B and C, of all groups
     if d_inner % d_model or d_inner < d_model:
-        faults.append(f"d_inner {d_inner} is no multiple of d_model {d_model}")
+        faults.append(f"d_inner {d_inner} is not a multiple of d_model {d_model}")
     if d_inner % n_head:
         faults.append(f"its {n_head} heads do not divide d_inner {d_inner}")
     if shared < 1 or shared % (2 * n_groups):
@@ -121,9 +121,9 @@ def read_codestral(
 
     Raises RequestError listing what is missing, of another type, or not as our models have it.
     """
-    faults = [f"{name} is not there" for name in _CODESTRAL_NEEDED if name not in settings]
+    faults = [f"{name} is missing" for name in _CODESTRAL_NEEDED if name not in settings]
     faults += [
-        f"{name} must be a whole number from 1 on, not {settings[name]!r}"
+        f"{name} must be a whole number of at least 1, not {settings[name]!r}"
         for name in _CODESTRAL_NUMBERS
         if name in settings and (type(settings[name]) is not int or settings[name] < 1)
     ]

@@ -174,7 +174,7 @@ def read(settings: Settings, where: Path) -> Sizes:
     family = settings["model_type"]
     if not is_one_of(family, NAMES):
         raise RequestError(
-            f"{where}: model_type {family!r} is not one that we have ({', '.join(NAMES)})"
+            f"{where}: model_type {family!r} is not supported (known: {', '.join(NAMES)})"
         )
     given = {**_ABSENT[family], **settings}
     values = {ours: given[theirs] for ours, theirs in NAMES[family].items() if theirs in given}
@@ -238,7 +238,9 @@ def _not_ours(family: str, settings: Settings) -> list[str]:
         known = " or ".join(one for one in _ACTIVATIONS[family] if one != _SWISH)
         found.append(f"hidden_act {activation!r}: {family} is made with {known}")
     if settings.get("quantization_config") is not None:
-        found.append("quantization_config: quantised weights are not read; give the original ones")
+        found.append(
+            "quantization_config: quantised weights are not read; fix: give the original ones"
+        )
     return found
 
 
@@ -312,7 +314,7 @@ def _read_rope(
 ) -> RopeScaling | None:
     kind, positions = _rope_type(rope), given["max_position_embeddings"]
     if kind not in _ROPE_TYPES:
-        faults.append(f"rope type {kind!r}: not one that we have ({', '.join(_ROPE_TYPES)})")
+        faults.append(f"rope type {kind!r}: not supported (known: {', '.join(_ROPE_TYPES)})")
     if not is_one_of(kind, USES) or type(positions) is not int:  # `make` reports what is no number
         return None
     found = {name: rope[name] for name in USES[kind] if rope.get(name) is not None}
@@ -362,8 +364,8 @@ def _refuse_unwritable(sizes: Sizes) -> None:
         hf_hybrids.refuse_unwritable(sizes)
     if isinstance(sizes, LlamaConfig) and sizes.family == "llama" and sizes.d_model % sizes.n_head:
         raise RequestError(
-            f"n_head: transformers' llama asks for heads that divide the width, whatever their "
-            f"size, and {sizes.n_head} do not divide d_model {sizes.d_model}; without biases "
+            f"n_head: transformers' llama needs heads that divide the width, whatever their "
+            f"size, but {sizes.n_head} do not divide d_model {sizes.d_model}; without biases "
             f"mistral with a window of 0 is the same model, and may have them"
         )
     if sizes.family in ("mistral", "mixtral"):

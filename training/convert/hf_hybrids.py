@@ -196,9 +196,11 @@ def _read_nemotron(given: Settings, rope: Settings, values: Settings, faults: li
         if given.get(name, only) != only:
             faults.append(f"{name} {given[name]!r}: nemotron_h is made with {only}")
     if given.get("attention_bias"):
-        faults.append("attention_bias: transformers' nemotron_h has none; leave it out")
+        faults.append("attention_bias: transformers' nemotron_h has none; fix: leave it out")
     if given.get("num_nextn_predict_layers"):
-        faults.append("num_nextn_predict_layers: layers that predict further tokens are not had")
+        faults.append(
+            "num_nextn_predict_layers: layers that predict further tokens are not supported"
+        )
 
 
 def _read_common(given: Settings, rope: Settings, values: Settings, faults: list[str]) -> None:
@@ -300,8 +302,8 @@ def refuse_unwritable(sizes: HybridConfig) -> None:
         )
     if across and sizes.mamba.d_inner % sizes.d_model:
         found.append(
-            f"n_mamba_head: {sizes.n_mamba_head} heads of {sizes.mamba_head_dim} channels are no "
-            f"multiple of d_model {sizes.d_model}, which transformers' {sizes.family} asks for"
+            f"n_mamba_head: {sizes.n_mamba_head} heads of {sizes.mamba_head_dim} channels are not "
+            f"a multiple of d_model {sizes.d_model}, as transformers' {sizes.family} needs"
         )
     if isinstance(sizes, NemotronHConfig):
         if sizes.dt_limit_high:
@@ -309,6 +311,6 @@ def refuse_unwritable(sizes: HybridConfig) -> None:
         if sizes.attention_bias:
             found.append("attention_bias: transformers' nemotron_h has none")
         if sizes.tie_embeddings:
-            found.append("tie_embeddings: transformers' nemotron_h has two embeddings always")
+            found.append("tie_embeddings: transformers' nemotron_h always has two embeddings")
     if found:
         raise RequestError.of(found)

@@ -47,7 +47,7 @@ def read_sizes(settings: dict[str, Any], where: Path) -> Sizes:
     family, values = settings.get("family"), settings.get("sizes")
     if not is_one_of(family, FAMILIES):
         raise RequestError(
-            f"{where}: family {family!r} is not one that we have ({', '.join(FAMILIES)})"
+            f"{where}: family {family!r} is not supported (known: {', '.join(FAMILIES)})"
         )
     if not isinstance(values, dict):
         raise RequestError(f"{where}: has no sizes")
@@ -128,7 +128,7 @@ def find_composer(path: Path) -> Path | None:
     """
     if path.is_dir() and any(path.glob("*.distcp")):
         raise RequestError(
-            f"{path} is a checkpoint in parts; let Composer write whole ones, as "
+            f"{path} is a checkpoint in parts; fix: let Composer write whole ones, as "
             "training.mamba_composer does (state_dict_type: full)"
         )
     found = path / COMPOSER_LATEST if path.is_dir() else path
@@ -158,7 +158,7 @@ def read_composer(path: Path) -> tuple[Sizes, Weights]:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestError(f"{path} cannot be read as Composer's checkpoint: {reason}") from error
     if not isinstance(described, dict) or not described or not tensors:
-        raise RequestError(f"{path} tells no sizes: training.mamba_composer has not written it")
+        raise RequestError(f"{path} states no sizes: training.mamba_composer has not written it")
     return read_sizes(described, path), _ComposerState(tensors)
 
 

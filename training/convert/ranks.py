@@ -72,19 +72,19 @@ def rank_files(place: Path, expected: int | None) -> list[Path]:
     if parked:
         raise RequestError(
             f"{place}: {parked[0]} holds the tensors, saved by torch_xla's own serialization, "
-            f"which is not read; save the checkpoint without use_xser"
+            f"which is not read; fix: save the checkpoint without use_xser"
         )
     home = place.parent
     if (home / "checkpoint").is_file() and not (home / "done").is_file():
-        raise RequestError(f"{home} was not saved to its end: it has no file done")
+        raise RequestError(f"{home} was not saved completely: it has no file done")
     ranks = [rank for rank, _ in found]
     count = max([*(rank + 1 for rank in ranks), expected or 1])
     missing = [_name(rank) for rank in range(count) if rank not in ranks]
     if missing:
-        raise RequestError(f"{place}: of {count} ranks, is missing: {', '.join(missing)}")
+        raise RequestError(f"{place}: of {count} ranks, missing: {', '.join(missing)}")
     if expected is not None and count > expected:
         raise RequestError(
-            f"{place}: has files of {count} ranks, and user_content.pt says that it was saved by "
+            f"{place}: has files of {count} ranks, but user_content.pt says that it was saved by "
             f"{expected}; are some of another run?"
         )
     return [place / _name(rank) for rank in range(count)]
@@ -118,8 +118,8 @@ class RankFiles(Weights):
         widths = self._widths(name)
         if sum(widths) != len(parts[0]):
             raise RequestError(
-                f"{self._paths[0]}: {name} has {len(parts[0])} rows, and the other tensors ask "
-                f"for {sum(widths)}"
+                f"{self._paths[0]}: {name} has {len(parts[0])} rows, but the other tensors need "
+                f"{sum(widths)}"
             )
         cut = [part.split(widths) for part in parts]  # sections of each rank
         return torch.cat(list(chain.from_iterable(zip(*cut, strict=True))))  # (t rows, ...)
@@ -153,8 +153,8 @@ class RankFiles(Weights):
             )
             if unlike:
                 raise RequestError(
-                    f"{path}: {_listed(unlike)} is not as in {self._paths[0].name}: another shape "
-                    f"or dtype, or in one of them only; are they of one run?"
+                    f"{path}: {_listed(unlike)} is not as in {self._paths[0].name}: different in "
+                    f"shape or dtype, or in one of them only; are they of one run?"
                 )
 
     def _refuse_unequal(self) -> None:
@@ -215,8 +215,8 @@ def open_ranks(place: Path, settings: RankSettings) -> tuple[Sizes, RankFiles]:
         across = flags.get("rmsnorm_across_groups")
     if sizes.n_groups % len(weights):
         raise RequestError(
-            f"{place}: n_groups {sizes.n_groups} is no multiple of the {len(weights)} ranks, and "
-            f"each rank has whole groups; --n-groups tells another"
+            f"{place}: n_groups {sizes.n_groups} is not a multiple of the {len(weights)} ranks, "
+            f"and each rank has whole groups; fix: give another with --n-groups"
         )
     if settings.norm_across_groups is None:
         across = _across(across, sizes.n_groups, len(weights), place)
@@ -232,7 +232,8 @@ def _measured(place: Path, weights: RankFiles, n_groups: int) -> Mamba2Config:
     if values["expand"] != 2:
         raise RequestError(
             f"{place}: {len(weights)} ranks together have a d_inner that is {values['expand']} "
-            f"times d_model, not 2: give the files of all ranks, or put config.json beside them"
+            f"times d_model, not 2; fix: give the files of all ranks, or put config.json beside "
+            f"them"
         )
     if OUTPUT in shapes:
         values["tie_embeddings"] = shapes[OUTPUT] == shapes[EMBEDDING] and weights.equal(
@@ -255,13 +256,13 @@ def _across(across: bool | None, n_groups: int, ranks: int, place: Path) -> bool
     if across is None:
         raise RequestError(
             f"{place}: nothing says whether the gated norm takes the mean of each of its "
-            f"{n_groups} groups or of all channels: give --norm-across-groups=False or True"
+            f"{n_groups} groups or of all channels; fix: give --norm-across-groups=False or True"
         )
     if ranks > 1:
         raise RequestError(
             f"{place}: its norm was said to cross groups, so each of {ranks} ranks took the mean "
             f"of its own {n_groups // ranks} groups, which no whole model does; "
-            f"--norm-across-groups says what to make of it"
+            f"fix: say what to make of it by --norm-across-groups"
         )
     return True
 
@@ -275,8 +276,8 @@ def _flags(path: Path) -> dict[str, Any]:
     except Exception as error:  # pickle and zip fail in many ways
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestError(
-            f"{path} cannot be read: {reason}; without it, config.json beside the ranks' files "
-            f"says what it says"
+            f"{path} cannot be read: {reason}; fix: remove it, and put config.json beside the "
+            f"ranks' files, which says the same"
         ) from error
     flags = content.get("cli_args") if isinstance(content, dict) else None
     return flags if isinstance(flags, dict) else {}
@@ -288,5 +289,5 @@ class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         found = getattr(torch, name, None) if module == "torch" else None
         if not isinstance(found, torch.dtype):
-            raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no plain value")
+            raise pickle.UnpicklingError(f"it holds {module}.{name}, which is not a plain value")
         return found

@@ -35,7 +35,7 @@ class Source:
         faults = _faults(weights, stored, doubles(self.parameters))
         if faults:
             raise RequestError(
-                "\n  - ".join([f"{folder}: its tensors are not those of its sizes:", *faults])
+                "\n  - ".join([f"{folder}: its tensors do not match its sizes:", *faults])
             )
         self._parts: dict[str, list[Stored]] = {}
         for one in stored:
@@ -116,7 +116,7 @@ def _faults(weights: Weights, stored: list[Stored], again: list[Stored]) -> list
         return faults
     first = {one.parameter: one.name for one in stored}
     return [
-        f"{one.name} differs from {first[one.parameter]}, and the sizes say that they are one"
+        f"{one.name} differs from {first[one.parameter]}, but the sizes say that they are one"
         for one in again
         if one.name in found
         and not torch.equal(weights.read(one.name), weights.read(first[one.parameter]))

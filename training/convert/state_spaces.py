@@ -61,7 +61,7 @@ def read(settings: Settings, where: Path) -> Sizes:
     layer = layers.get("layer", "Mamba1")
     if not is_one_of(layer, _LAYERS):
         raise RequestError(
-            f"{where}: ssm_cfg.layer {layer!r} is not one that we have ({', '.join(_LAYERS)})"
+            f"{where}: ssm_cfg.layer {layer!r} is not supported (known: {', '.join(_LAYERS)})"
         )
     family = _LAYERS[layer]
     faults = _others("", settings, _ONLY_OF_MODEL) + _others("ssm_cfg.", layers, _ONLY_OF_LAYERS)
@@ -92,7 +92,7 @@ def write(sizes: Sizes) -> Settings:
             f"state-spaces: has Mamba, Mamba-2 and Bamba models only, not {sizes.family}"
         )
     if sizes.norm_eps != _EPSILON:
-        raise RequestError(f"norm_eps {sizes.norm_eps}: mamba-ssm's norms have {_EPSILON} always")
+        raise RequestError(f"norm_eps {sizes.norm_eps}: mamba-ssm's norms always have {_EPSILON}")
     layers = {theirs: getattr(sizes, ours) for ours, theirs in _NAMES[sizes.family].items()}
     if isinstance(sizes, MambaConfig):
         layers |= {"dt_rank": sizes.dt_rank} if sizes.dt_rank else {}
@@ -163,7 +163,9 @@ def _read_hybrid(settings: Settings, layers: Settings, where: Path) -> Sizes:
     if heads.get("head_dim"):  # else it follows from the width
         numbers["attn_cfg.head_dim"] = heads["head_dim"]
     wrong = {name: value for name, value in numbers.items() if type(value) is not int or value < 1}
-    faults += [f"{name} must be a whole number from 1 on, not {v!r}" for name, v in wrong.items()]
+    faults += [
+        f"{name} must be a whole number of at least 1, not {v!r}" for name, v in wrong.items()
+    ]
     where_attention = settings["attn_layer_idx"]
     if not isinstance(where_attention, list):
         faults.append(f"attn_layer_idx must be a list of whole numbers, not {where_attention!r}")
@@ -172,7 +174,7 @@ def _read_hybrid(settings: Settings, layers: Settings, where: Path) -> Sizes:
     width, n_head, n_layer = settings["d_model"], heads["num_heads"], settings["n_layer"]
     size = heads.get("head_dim") or width // n_head
     if heads.get("rotary_emb_dim", 0) != size // 2:
-        faults.append(f"attn_cfg.rotary_emb_dim: ours is half of head_dim, {size // 2}, always")
+        faults.append(f"attn_cfg.rotary_emb_dim: ours is always half of head_dim, {size // 2}")
     bias = heads.get("qkv_proj_bias", True)
     if bias != heads.get("out_proj_bias", True):
         faults.append("attn_cfg.qkv_proj_bias: ours has it and out_proj_bias, or neither")
@@ -207,7 +209,7 @@ def _write_hybrid(sizes: BambaConfig) -> Settings:
     """Write the settings of a Bamba model in fms-fsdp's layout."""
     faults = []
     if sizes.norm_eps != _EPSILON:
-        faults.append(f"norm_eps {sizes.norm_eps}: mamba-ssm's norms have {_EPSILON} always")
+        faults.append(f"norm_eps {sizes.norm_eps}: mamba-ssm's norms always have {_EPSILON}")
     if sizes.n_groups > 1 and sizes.norm_across_groups:
         faults.append(
             f"n_groups: mamba-ssm normalises each of the {sizes.n_groups} groups alone, and this "

@@ -99,7 +99,7 @@ def write_model(
     such model; TrainingError if the disk is full or fails, and then nothing is left.
     """
     if form == "state-spaces" and max_shard is not None:
-        raise RequestError("--max-shard-size: state-spaces has one file always; leave it out")
+        raise RequestError("--max-shard-size: state-spaces always has one file; fix: leave it out")
     ids = _token_ids(source.folder)
     settings = settings if form in _WITHOUT_IDS else {**ids, **settings}
     written = _WRITE[form](source.sizes) | dict(settings)
@@ -236,14 +236,15 @@ def _refuse(folder: Path, needed: int) -> None:
     """Check a destination before anything is read. Raises RequestError and TrainingError."""
     try:
         if folder.exists() or folder.is_symlink():
-            raise RequestError(f"{folder} exists; give a folder that does not")
+            raise RequestError(f"{folder} already exists; fix: give a folder that does not")
         if not folder.absolute().parent.is_dir():
-            raise RequestError(f"{folder} cannot be made: {folder.absolute().parent} is no folder")
+            above = folder.absolute().parent
+            raise RequestError(f"{folder} cannot be made: {above} is not a folder")
         free = shutil.disk_usage(folder.absolute().parent).free
     except OSError as error:
         raise RequestError(f"{folder} cannot be made: {error.strerror}") from error
     if needed > free:
-        raise TrainingError(f"{folder} needs {needed:,} bytes, and {free:,} are free there")
+        raise TrainingError(f"{folder} needs {needed:,} bytes, but only {free:,} are free there")
 
 
 @contextmanager

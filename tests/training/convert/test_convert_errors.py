@@ -67,7 +67,7 @@ def test_all_tensors_that_do_not_fit_are_reported_at_once(ours: Path, tmp_path: 
 
     change(ours, spoil)
     assert refused("--from", "ours", ours, "--to", "hf", tmp_path / "out").splitlines() == [
-        f"{ours}: its tensors are not those of its sizes:",
+        f"{ours}: its tensors do not match its sizes:",
         f"  - {mixer}D is missing, wanted (32,)",
         "  - backbone.norm_f.weight is missing, wanted (16,)",
         "  - score.weight is not expected",
@@ -103,15 +103,24 @@ def test_weights_of_another_dtype(ours: Path, tmp_path: Path) -> None:
         ("--from ours SRC --to hf DST --dtype int8", "argument --dtype: invalid choice: 'int8'"),
         ("--from ours SRC --to hf DST --dtyp float16", "unrecognized arguments: --dtyp float16"),
         ("--from hf SRC --to ours DST", "is of format ours, not hf"),
-        ("--from ours NONE --to hf DST", "nowhere is no folder"),
-        ("--from ours SRC --to hf SRC", "ours exists; give a folder that does not"),
+        ("--from ours NONE --to hf DST", "nowhere is not a folder"),
+        ("--from ours SRC --to hf SRC", "ours already exists; fix: give a folder that does not"),
         ("--from ours SRC --to hf NONE/x", "cannot be made: "),
         ("--from ours LONG --to hf DST", "cannot be read: File name too long"),
         ("--from ours SRC --to hf LONG", "cannot be made: File name too long"),
-        ("--from ours SRC --to hf DST --max-shard-size 5XB", "must be a size as 5GB or 512MiB"),
-        ("--from ours SRC --to hf DST --max-shard-size 0.5", "must be a size as 5GB or 512MiB"),
-        (f"--from ours SRC --to hf DST --max-shard-size {10**400}", "must be a size as 5GB"),
-        ("--from ours SRC --to state-spaces DST --max-shard-size 1GB", "has one file always"),
+        (
+            "--from ours SRC --to hf DST --max-shard-size 5XB",
+            "must be a size such as 5GB or 512MiB",
+        ),
+        (
+            "--from ours SRC --to hf DST --max-shard-size 0.5",
+            "must be a size such as 5GB or 512MiB",
+        ),
+        (f"--from ours SRC --to hf DST --max-shard-size {10**400}", "must be a size such as 5GB"),
+        (
+            "--from ours SRC --to state-spaces DST --max-shard-size 1GB",
+            "always has one file; fix: leave it out",
+        ),
     ],
 )
 def test_the_command_line(words: str, message: str, ours: Path, tmp_path: Path) -> None:
@@ -140,10 +149,10 @@ def files(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda f: (f / "config.json").unlink(), "config.json is not there"),
+        (lambda f: (f / "config.json").unlink(), "config.json does not exist"),
         (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON: "),
         (lambda f: (f / "config.json").write_text("[]"), "does not hold a JSON object"),
-        (lambda f: (f / "config.json").write_text('{"a": 1}'), "of no format that is known"),
+        (lambda f: (f / "config.json").write_text('{"a": 1}'), "has an unknown format"),
         (lambda f: (f / "config.json").write_text('{"family": "rwkv"}'), "family 'rwkv' is not"),
         (lambda f: (f / "config.json").write_text('{"family": ["mamba"]}'), "['mamba'] is not"),
         (lambda f: (f / "config.json").write_text('{"family": "mamba"}'), "has no sizes"),
@@ -208,9 +217,9 @@ def test_sizes_of_ours_are_checked_by_type(ours: Path, tmp_path: Path) -> None:
     where = ours / "config.json"
     assert refused("--from", "ours", ours, "--to", "hf", tmp_path / "out").splitlines() == [
         "4 faults",
-        f"  - {where}: heads is no size of this family",
+        f"  - {where}: heads is not a size of this family",
         f"  - {where}: d_model must be a whole number, not '16'",
-        f"  - {where}: n_layer is not there",
+        f"  - {where}: n_layer is missing",
         f"  - {where}: tie_embeddings must be true or false, not 1",
     ]
 
@@ -219,7 +228,7 @@ def test_a_full_disk_is_seen_before(ours: Path, tmp_path: Path, monkeypatch: Any
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(target.shutil, "disk_usage", lambda path: usage._replace(free=999))
     words = ("--from", "ours", ours, "--to", "hf", tmp_path / "out")
-    assert "bytes, and 999 are free there" in refused(*words, kind=TrainingError)
+    assert "bytes, but only 999 are free there" in refused(*words, kind=TrainingError)
     assert files(tmp_path) == ["ours"]
 
 

@@ -37,20 +37,23 @@ HF_LLAMA = {
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({**HF_MAMBA, "model_type": "rwkv"}, "model_type 'rwkv' is not one that we have"),
+        ({**HF_MAMBA, "model_type": "rwkv"}, "model_type 'rwkv' is not supported (known: "),
         ({**HF_MAMBA, "hidden_act": "relu"}, "hidden_act 'relu': mamba is made with silu"),
-        ({**HF_MAMBA, "time_step_rank": 0}, "time_step_rank must be a whole number from 1 on"),
+        ({**HF_MAMBA, "time_step_rank": 0}, "time_step_rank must be a whole number of at least 1"),
         ({**HF_MAMBA, "hidden_size": "16"}, "hidden_size must be a whole number, not '16'"),
         ({**HF_MAMBA, "hidden_size": 0}, "d_model: must be at least 1, not 0"),
         (
             {**HF_MAMBA, "quantization_config": {"bits": 4}},
             "quantization_config: quantised weights are not read",
         ),
-        ({**HF_MAMBA2, "time_step_limit": [0.2, 0.1]}, "time_step_limit must be two numbers from"),
+        (
+            {**HF_MAMBA2, "time_step_limit": [0.2, 0.1]},
+            "time_step_limit must be two numbers of at least 0",
+        ),
         ({**HF_MAMBA2, "num_heads": 5}, "num_heads 5: times head_dim 8 must be"),
         (
             {**HF_LLAMA, "rope_parameters": {"rope_type": "proportional"}},
-            "rope type 'proportional': not one that we have (default, linear, dynamic, llama3,",
+            "rope type 'proportional': not supported (known: default, linear, dynamic, llama3,",
         ),
         ({**HF_LLAMA, "rope_scaling": {"type": "dynamic", "factor": 0.5}}, "factor must be at"),
         ({**HF_LLAMA, "rope_scaling": {"type": "linear"}}, "rope_scaling: factor must be given"),
@@ -67,16 +70,16 @@ HF_LLAMA = {
             "layer_types: all layers of ours are of one type",
         ),
         ({**HF_LLAMA, "model_type": "gpt_neox", "hidden_act": "gelu_fast"}, "made with gelu"),
-        ({**HF_MAMBA, "model_type": ["mamba"]}, "model_type ['mamba'] is not one that we have"),
+        ({**HF_MAMBA, "model_type": ["mamba"]}, "model_type ['mamba'] is not supported (known: "),
         ({**HF_LLAMA, "head_dim": [1] * 10}, "head_dim must be a whole number, not [1, 1, 1"),
-        ({**HF_LLAMA, "rope_scaling": {"type": ["linear"]}}, "rope type ['linear']: not one that"),
+        ({**HF_LLAMA, "rope_scaling": {"type": ["linear"]}}, "rope type ['linear']: not supported"),
         (
             {**HF_LLAMA, "rope_scaling": {"type": "dynamic", "factor": math.inf}},
             "rope_scaling: factor must be finite, not inf",
         ),
         (
             {**HF_MAMBA2, "time_step_limit": [0, {"__float__": "x"}]},
-            "time_step_limit must be two numbers from 0 on",
+            "time_step_limit must be two numbers of at least 0",
         ),
     ],
 )
@@ -133,7 +136,7 @@ SS_HYBRID: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({**SS_MAMBA, "ssm_cfg": {"layer": "Mamba3"}}, "ssm_cfg.layer 'Mamba3' is not one"),
+        ({**SS_MAMBA, "ssm_cfg": {"layer": "Mamba3"}}, "ssm_cfg.layer 'Mamba3' is not supported"),
         ({**SS_MAMBA, "rms_norm": False}, "rms_norm False: ours has True only"),
         ({**SS_MAMBA, "d_intermediate": 64}, "d_intermediate 64: ours has 0 only"),
         ({**SS_MAMBA, "attn_layer_idx": [3]}, "attn_layer_idx [3]: ours has [] only"),
@@ -145,18 +148,18 @@ SS_HYBRID: dict[str, Any] = {
         ),
         (
             {**SS_MAMBA, "ssm_cfg": {"layer": "Mamba2", "dt_limit": [0.5]}},
-            "ssm_cfg.dt_limit must be two numbers from 0 on, the less one first, not [0.5]",
+            "ssm_cfg.dt_limit must be two numbers of at least 0, the smaller first, not [0.5]",
         ),
-        ({"d_model": 16, "vocab_size": 12}, "n_layer is not there"),
+        ({"d_model": 16, "vocab_size": 12}, "n_layer is missing"),
         (
             {**SS_HYBRID, "attn_cfg": {"num_heads": 2, "causal": True, "rotary_emb_dim": 8}},
-            "attn_cfg.rotary_emb_dim: ours is half of head_dim, 4, always",
+            "attn_cfg.rotary_emb_dim: ours is always half of head_dim, 4",
         ),
         ({**SS_HYBRID, "attn_cfg": {"num_heads": 2}}, "attn_cfg.causal False: ours has True only"),
-        ({**SS_HYBRID, "attn_cfg": {}}, "attn_cfg.num_heads must be a whole number from 1 on"),
+        ({**SS_HYBRID, "attn_cfg": {}}, "attn_cfg.num_heads must be a whole number of at least 1"),
         ({**SS_HYBRID, "ssm_cfg": {}}, "with attention ours has Mamba2 only"),
         ({**SS_MAMBA, "ssm_cfg": [1] * 10}, "ssm_cfg must be a table, not [1, 1, 1"),
-        ({**SS_MAMBA, "ssm_cfg": {"layer": {}}}, "ssm_cfg.layer {} is not one"),
+        ({**SS_MAMBA, "ssm_cfg": {"layer": {}}}, "ssm_cfg.layer {} is not supported"),
     ],
 )
 def test_settings_of_state_spaces_that_we_do_not_have(
@@ -233,7 +236,7 @@ def test_models_that_a_format_does_not_have() -> None:
     heads: dict[str, Any] = {"d_model": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "d_ff": 8}
     with pytest.raises(RequestError, match="has Mamba, Mamba-2 and Bamba models only, not llama"):
         state_spaces.write(models.LlamaConfig(**heads))
-    with pytest.raises(RequestError, match=r"norm_eps 1e-06: mamba-ssm's norms have 1e-05"):
+    with pytest.raises(RequestError, match=r"norm_eps 1e-06: mamba-ssm's norms always have 1e-05"):
         state_spaces.write(models.MambaConfig(d_model=16, n_layer=1, norm_eps=1e-6))
     with pytest.raises(RequestError, match="attention_bias: transformers' mistral has none"):
         hf.write(models.MistralConfig(**heads, attention_bias=True))

@@ -205,10 +205,16 @@ def test_a_config_that_says_only_what_the_program_asks_for(tmp_path: Path) -> No
         ("-m mamba_ssm -p fp8 -i SSM -o OUT", "argument -p/--precision: invalid choice: 'fp8'"),
         ("-m mamba_ssm -p fp16 -i SSM", "arguments are required: -o/--output_dir"),
         ("-m mamba_ssm -p fp16 -i SSM -o OUT --split", "unrecognized arguments: --split"),
-        ("-m mamba_ssm -p fp16 -i SSM -o SSM", "ssm exists; give a folder that does not"),
-        ("-m mamba_ssm -p fp16 -i NONE -o OUT", "none/config.json is not there"),
-        ("-m mamba_ssm -p fp16 -i SSM -o OUT -t NONE", "none is no tokenizer.json, tokenizer.mod"),
-        ("-m mamba_ssm -p fp16 -i CODESTRAL -o OUT", "codestral/config.json is not there"),
+        (
+            "-m mamba_ssm -p fp16 -i SSM -o SSM",
+            "ssm already exists; fix: give a folder that does not",
+        ),
+        ("-m mamba_ssm -p fp16 -i NONE -o OUT", "none/config.json does not exist"),
+        (
+            "-m mamba_ssm -p fp16 -i SSM -o OUT -t NONE",
+            "none is not a tokenizer.json, tokenizer.mod",
+        ),
+        ("-m mamba_ssm -p fp16 -i CODESTRAL -o OUT", "codestral/config.json does not exist"),
         ("-m codestral -p fp16 -i SSM -o OUT", "ssm is of format state-spaces, not codestral"),
     ],
 )
@@ -231,19 +237,19 @@ def test_a_folder_without_its_weights(tmp_path: Path) -> None:
     codestral(tmp_path / "codestral")
     (tmp_path / "codestral" / "consolidated.safetensors").unlink()
     shown = refused("-m", "codestral", "-i", tmp_path / "codestral", *words)
-    assert shown == f"{tmp_path}/codestral/consolidated.safetensors is not there"
+    assert shown == f"{tmp_path}/codestral/consolidated.safetensors does not exist"
 
 
 @pytest.mark.parametrize(
     ("settings", "lines"),
     [
-        ({"n_groups": 2}, ["2 faults", "dim is not there", "n_layers is not there"]),
-        ({**PARAMS, "dim": "32"}, ["dim must be a whole number from 1 on, not '32'"]),
+        ({"n_groups": 2}, ["2 faults", "dim is missing", "n_layers is missing"]),
+        ({**PARAMS, "dim": "32"}, ["dim must be a whole number of at least 1, not '32'"]),
         ({**PARAMS, "rms_norm": False}, ["rms_norm False: ours has True only"]),
         ({**PARAMS, "model_type": "transformer"}, ["model_type 'transformer': ours has 'mamba'"]),
         ({**PARAMS, "n_groups": 5}, ["n_groups: 5 do not divide the 32 channels of B and C"]),
         ({**PARAMS, "tie_embeddings": 1}, ["tie_embeddings must be true or false, not 1"]),
-        ({**PARAMS, "dim": 64}, ["tensors are not those", "(48, 32), wanted (48, 64)"]),
+        ({**PARAMS, "dim": 64}, ["tensors do not match", "(48, 32), wanted (48, 64)"]),
     ],
 )
 def test_params_that_do_not_fit(settings: dict[str, Any], lines: list[str], tmp_path: Path) -> None:

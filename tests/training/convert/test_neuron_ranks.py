@@ -87,10 +87,10 @@ def test_a_config_beside_the_files_says_the_sizes(tmp_path: Path) -> None:
     sizes = replace(SIZES, expand=3, norm_eps=1e-6)  # no model known to the system has these
     folder = tmp_path / "exp_step_8"
     save(folder, sizes, 2)
-    assert "d_inner that is 3 times d_model, not 2: give the files of all" in refused(folder)
+    assert "d_inner that is 3 times d_model, not 2; fix: give the files of all" in refused(folder)
     (folder / "config.json").write_text(json.dumps(formats.write_neuron(sizes)))
     assert Source.open("neuron-tp", folder).sizes == sizes
-    assert "n_groups 3 is no multiple of the 2 ranks" in refused(folder, "--n-groups=3")
+    assert "n_groups 3 is not a multiple of the 2 ranks" in refused(folder, "--n-groups=3")
     shown = refused_whole(folder, "--n-groups=2")
     assert "conv1d.weight has shape (160, 1, 4), wanted (128, 1, 4)" in shown
 
@@ -122,12 +122,12 @@ def no_heads(folder: Path) -> None:
     [
         (
             lambda f: rank_file(f, 2).unlink(),
-            "model: of 4 ranks, is missing: dp_rank_00_tp_rank_02_pp_rank_00.pt",
+            "model: of 4 ranks, missing: dp_rank_00_tp_rank_02_pp_rank_00.pt",
         ),
         (lambda f: rank_file(f, 3).unlink(), "missing: dp_rank_00_tp_rank_03_pp_rank_00.pt"),
         (
             lambda f: shutil.copy(rank_file(f, 0), rank_file(f, 4)),
-            "has files of 5 ranks, and user_content.pt says that it was saved by 4",
+            "has files of 5 ranks, but user_content.pt says that it was saved by 4",
         ),
         (
             lambda f: change(rank_file(f, 1), "backbone.norm_f.weight", lambda v: v + 1),
@@ -147,7 +147,7 @@ def no_heads(folder: Path) -> None:
             lambda f: rank_file(f, 0).with_suffix(".pt.tensors").mkdir(),
             "saved by torch_xla's own serialization, which is not read",
         ),
-        (lambda f: (f / "checkpoint").write_text("1"), "was not saved to its end: it has no file"),
+        (lambda f: (f / "checkpoint").write_text("1"), "was not saved completely: it has no file"),
         (lambda f: (f / "user_content.pt").write_bytes(b"junk"), "user_content.pt cannot be read"),
         (
             lambda f: torch.save({"cli_args": {"model": Path("x")}}, f / "user_content.pt"),
@@ -169,11 +169,14 @@ def test_what_only_the_user_knows_is_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "exp_step_8"
     save(folder, SIZES, 2)
     shown = refused(folder, "--n-groups=4")
-    assert "the mean of each of its 4 groups or of all channels: give --norm-across-groups" in shown
+    assert (
+        "the mean of each of its 4 groups or of all channels; fix: give --norm-across-groups"
+        in shown
+    )
     torch.save({"cli_args": {"rmsnorm_across_groups": True}}, folder / "user_content.pt")
     shown = refused(folder, "--n-groups=4")
     assert "each of 2 ranks took the mean of its own 2 groups, which no whole model does" in shown
-    assert "must be a whole number from 1 on, not '0'" in refused(folder, "--n-groups=0")
+    assert "must be a whole number of at least 1, not '0'" in refused(folder, "--n-groups=0")
     assert "must be True or False, not 'some'" in refused(folder, "--norm-across-groups=some")
     assert "n_groups: 64 do not divide the 64 channels of B and C" in refused(
         folder, "--n-groups=64"
@@ -183,7 +186,7 @@ def test_what_only_the_user_knows_is_asked_for(tmp_path: Path) -> None:
 def test_a_folder_of_checkpoints_names_them(tmp_path: Path) -> None:
     for step in (8, 16):
         save(tmp_path / "run" / f"exp_step_{step}", SIZES, 2)
-    assert "holds checkpoints of ranks; give one: exp_step_16, exp_step_8" in refused(
+    assert "holds checkpoints of ranks; fix: give one: exp_step_16, exp_step_8" in refused(
         tmp_path / "run"
     )
 

@@ -69,7 +69,9 @@ def test_every_layout_is_the_same_model(tmp_path: Path) -> None:
         again = Mamba2ForCausalLM.from_pretrained(tmp_path / name)
         assert torch.equal(again(ids()).logits, wanted)
         assert (tmp_path / name / "tokenizer.json").exists()
-    with pytest.raises(RequestError, match="split exists; give a folder that does not"):
+    with pytest.raises(
+        RequestError, match="split already exists; fix: give a folder that does not"
+    ):
         model.save_pretrained(tmp_path / "split")
 
 

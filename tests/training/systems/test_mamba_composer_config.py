@@ -355,7 +355,7 @@ def test_a_checkpoint_is_read_and_nothing_in_it_is_run(
 
     del state["callbacks"]
     torch.save({"state": state}, "ep0-ba2-rank0.pt")
-    with pytest.raises(RequestError, match=r"latest-rank0.pt tells no sizes: training.mamba_comp"):
+    with pytest.raises(RequestError, match=r"latest-rank0.pt states no sizes: training.mamba_comp"):
         Source.open("composer", tmp_path)
     Path("ep0-ba2-rank0.pt").write_bytes(b"nothing")
     with pytest.raises(RequestError, match=r"latest-rank0.pt cannot be read as Composer's"):
