@@ -26,7 +26,7 @@ from training.errors import RequestError
 
 class _Parser(Parser):
     def error(self, message: str) -> NoReturn:
-        raise RequestError(f"{message}; write --config FILE [key=value ...]")
+        raise RequestError(f"{message}; fix: write --config FILE [key=value ...]")
 
     def format_help(self) -> str:
         return super().format_help() + settings_page(self._get_formatter())

@@ -38,7 +38,7 @@ def with_home(text: str) -> str:
         try:
             text = kind[0] + str(Path(text[kind.end() :]).expanduser())
         except RuntimeError:
-            raise ValueError("a path, with ./ before a ~ that means no home folder") from None
+            raise ValueError("a path, with ./ before a ~ that is not a home folder") from None
     _refuse_variables(text)
     return text
 
@@ -53,7 +53,7 @@ def _refuse_variables(text: str) -> None:
         places = (place, place.rpartition(",")[2])
         if not any(os.path.exists(one) for one in places):  # noqa: PTH110 - it never raises
             raise ValueError(
-                f"a path without {found[1]} (variables are not replaced here: write the value)"
+                f"a path without {found[1]} (variables are not expanded here: write the value)"
             )
 
 

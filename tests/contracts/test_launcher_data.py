@@ -194,7 +194,7 @@ def test_a_step_of_the_neuron_launcher(tmp_path: Path, root: Path, tp: str) -> N
         readers = nodes * 32 // int(tp)
         data = accumulate(config, readers).data
         assert data.batch_size * readers * data.gradient_accumulation == 1024
-    with pytest.raises(RequestError, match="the nearest is"):
+    with pytest.raises(RequestError, match="fix: give the nearest,"):
         accumulate(config, 3 * 32 // int(tp))
 
 

@@ -59,7 +59,7 @@ def config_faults(
     """List what is wrong with a configuration; each fault names its setting."""
     found = [fault for section in (data, optim, parallel, run) for fault in own_faults(section)]
     found += [
-        f"{name}: must be less than 1, is {value}"
+        f"{name}: must be less than 1, but is {value}"
         for name, value in (("beta1", optim.beta1), ("beta2", optim.beta2))
         if value >= 1
     ]
@@ -68,10 +68,10 @@ def config_faults(
     if run.eval_interval and not data.eval_dataset_path:
         found.append("eval_interval: there is no eval_dataset_path to evaluate on")
     if run.tensorboard_tags != "own" and not run.tensorboard_dir:
-        found.append("tensorboard_tags: counts only with tensorboard_dir")
+        found.append("tensorboard_tags: has no effect without tensorboard_dir")
     unset = RunConfig()
     found += [
-        f"{name}: counts only with use_wandb"
+        f"{name}: has no effect without use_wandb"
         for name in ("wandb_project", "wandb_dir", "wandb_run_id")
         if not run.use_wandb and getattr(run, name) != getattr(unset, name)
     ]
@@ -119,16 +119,16 @@ _UNHEEDED = {
 def _backend_faults(sizes: Sizes, run: RunConfig, parallel: ParallelConfig) -> list[str]:
     """List the settings that the backend would ignore, and why it cannot spread the model."""
     found = [
-        f"{name}: backend={parallel.backend} ignores it; leave it out"
+        f"{name}: backend={parallel.backend} ignores it; fix: leave it out"
         for name in _UNHEEDED[parallel.backend]
         if getattr(parallel, name) != getattr(ParallelConfig, name)
     ]
     if parallel.backend == "neuron":
         if not parallel.master_weights and parallel.precision != "bf16":
-            found.append("master_weights: False counts only with precision=bf16")
+            found.append("master_weights: False has no effect without precision=bf16")
         return [*found, *degrees.neuron_faults(sizes, parallel.tensor_parallel)]
     if run.device == "xla":
-        found.append("device: xla takes backend=neuron")
+        found.append("device: xla needs backend=neuron")
     if parallel.backend == "smp":
         return found  # its library shares layers in its own way
     degree = parallel.tensor_parallel
@@ -159,7 +159,9 @@ def _data_faults(data: DataConfig) -> list[str]:
             "document_end: only a set on disk or lines uses it; other data knows its documents"
         )
     elif data.document_end >= 0 and data.reset_documents is False:
-        found.append("document_end: reset_documents=False ignores it; leave one out")
+        found.append(
+            "document_end: reset_documents=False ignores it; fix: leave one of the two out"
+        )
     if data.num_workers and not data.prefetch:
         found.append("prefetch: num_workers read ahead, so it must be at least 1 with them")
     if data.eval_batch_size and not data.eval_dataset_path:
@@ -178,8 +180,8 @@ def _memory_faults(parallel: ParallelConfig) -> list[str]:
         ]
     elif parallel.checkpointing_policy == "selective" and parallel.use_torch_compile:
         found.append(
-            "checkpointing_policy: selective sees no operation of compiled blocks; use full, or "
-            "leave out use_torch_compile"
+            "checkpointing_policy: selective sees no operation of compiled blocks; fix: use full, "
+            "or leave out use_torch_compile"
         )
     horizon = parallel.activation_loading_horizon
     if horizon != ParallelConfig.activation_loading_horizon and not parallel.offload_activations:

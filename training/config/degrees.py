@@ -15,8 +15,8 @@ def faults(sizes: Sizes, degree: int, engine: str, compiled: bool) -> list[str]:
         return []
     if not isinstance(sizes, LlamaConfig | Mamba2Config | HybridConfig):
         return [
-            f"tensor_parallel: {degree} ranks cannot share a layer of {sizes.family}; "
-            "those of llama, mistral, mixtral, mamba2 and the hybrids of mamba2 they can"
+            f"tensor_parallel: {degree} ranks cannot share a layer of {sizes.family}, "
+            "only those of llama, mistral, mixtral, mamba2 and the hybrids of mamba2"
         ]
     found = [
         f"tensor_parallel: {degree} ranks cannot share {value} {what} ({name}) evenly"
@@ -30,9 +30,11 @@ def faults(sizes: Sizes, degree: int, engine: str, compiled: bool) -> list[str]:
             f"that divides {degree}, not {groups} (n_groups)"
         )
     if engine == "fsdp1":
-        found.append("tensor_parallel: goes with FSDP2 only; use fsdp_engine=auto or fsdp2")
+        found.append("tensor_parallel: works with FSDP2 only; fix: use fsdp_engine=auto or fsdp2")
     if compiled:
-        found.append("tensor_parallel: its blocks cannot be compiled; leave out use_torch_compile")
+        found.append(
+            "tensor_parallel: its blocks cannot be compiled; fix: leave out use_torch_compile"
+        )
     return found
 
 
@@ -63,15 +65,17 @@ def context_faults(sizes: Sizes, degree: int, length: int, *, compiled: bool) ->
     if length // degree < least:
         found.append(
             f"context_parallel: pieces of {length // degree} tokens (seq_length {length} / "
-            f"{degree}) are too short, each needs {least}; make context_parallel smaller"
+            f"{degree}) are too short, each needs {least}; fix: make context_parallel smaller"
         )
     if isinstance(sizes, NeoXConfig) and sizes.attention_dropout:
         found.append(
-            "context_parallel: attention over several ranks has no dropout; use a model with "
+            "context_parallel: attention over several ranks has no dropout; fix: use a model with "
             "attention_dropout 0"
         )
     if compiled:
-        found.append("context_parallel: its blocks cannot be compiled; leave out use_torch_compile")
+        found.append(
+            "context_parallel: its blocks cannot be compiled; fix: leave out use_torch_compile"
+        )
     return found
 
 
@@ -89,7 +93,7 @@ def world_faults(degree: int, ranks: int, has_fsdp2: bool, context: int = 1) -> 
         whole = f"{ranks} ranks" if degree == 1 else f"{ranks // degree} tensor groups"
         found.append(f"context_parallel: {whole} cannot be cut into groups of {context}")
     if degree > 1 and not has_fsdp2:
-        found.append("tensor_parallel: goes with FSDP2 only, which this torch does not have")
+        found.append("tensor_parallel: works with FSDP2 only, which this torch does not have")
     return found
 
 

@@ -147,7 +147,7 @@ def parse(
         values[flag.name] = flag.default
         if flag.listed and text is not None:
             if len(text) > 1:
-                found.append(f"--{flag.name}: takes one value, and here are {len(text)}")
+                found.append(f"--{flag.name}: takes one value, but {len(text)} are given")
             text = text[0]
         if text is not None:
             try:
@@ -181,7 +181,7 @@ def _unknown(argument: str, known: Sequence[str], instead: Mapping[str, str]) ->
     if name.removeprefix("--") in instead:
         return f"{name}: {instead[name.removeprefix('--')]}"
     if not name.startswith("-"):
-        return f"{argument!r} is not a flag; write --name=value"
+        return f"{argument!r} is not a flag; fix: write --name=value"
     near = get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.5)
     return f"{name}: there is no such flag" + (f"; did you mean --{near[0]}?" if near else "")
 
@@ -195,7 +195,7 @@ SECTIONS: dict[str, type] = {
     "run": RunConfig,
 }
 SCHEDULE_FLAG = Flag(
-    *("schedule", str, ScheduleConfig.name, "how the learning rate goes"),
+    *("schedule", str, ScheduleConfig.name, "how the learning rate changes"),
     choices=tuple(TAKES),
     section="schedule",
 )

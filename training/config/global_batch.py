@@ -26,8 +26,8 @@ def ranks_at_start(now: int, environ: Mapping[str, str]) -> int:
     ranks = int(text) if text.isdecimal() else 0
     if text and ranks < max(1, now):
         raise RequestError(
-            f"{RANKS}: must be the ranks that the job has begun with, at least the {now} of now, "
-            f"not {text!r}; launchers set it, so leave it out"
+            f"{RANKS}: must be the number of ranks that the job began with, at least the {now} of "
+            f"now, not {text!r}; fix: leave it out, as launchers set it"
         )
     return ranks or now
 
@@ -48,15 +48,15 @@ def accumulate(config: Config, readers: int) -> Config:
         below, above = batches * at_once, (batches + 1) * at_once
         nearest = f"{below:,} or {above:,}" if below else f"{above:,}"
         raise RequestError(
-            f"global_batch: {data.global_batch:,} sequences are no multiple of the {at_once:,} of "
-            f"batch_size {data.batch_size} on {readers} data-parallel ranks (all ranks / "
+            f"global_batch: {data.global_batch:,} sequences are not a multiple of the {at_once:,} "
+            f"of batch_size {data.batch_size} on {readers} data-parallel ranks (all ranks / "
             f"tensor_parallel {config.parallel.tensor_parallel} / context_parallel "
-            f"{config.parallel.context_parallel}); the nearest is {nearest}"
+            f"{config.parallel.context_parallel}); fix: give the nearest, {nearest}"
         )
     if data.gradient_accumulation not in (1, batches):
         raise RequestError(
-            f"gradient_accumulation: {data.gradient_accumulation} batches were asked for, and "
-            f"global_batch {data.global_batch:,} takes {batches} here; leave one of the two out"
+            f"gradient_accumulation: is {data.gradient_accumulation}, but global_batch "
+            f"{data.global_batch:,} needs {batches} here; fix: leave one of the two out"
         )
     return replace(config, data=replace(data, gradient_accumulation=batches))
 
@@ -101,7 +101,7 @@ def why_not_on(config: Config, ranks: int) -> str:
         found += degrees.copy_faults(ranks, parallel.shard_group_size)
     if parallel.cpu_offload and parallel.fsdp_engine != "fsdp2":
         found.append(
-            "cpu_offload: more batches a step take fsdp_engine=fsdp2, as FSDP1 does not add up "
-            "gradients that are in the host's memory"
+            "cpu_offload: several batches per step need fsdp_engine=fsdp2, as FSDP1 does not add "
+            "up gradients that are in the host's memory"
         )
     return "; ".join(found)

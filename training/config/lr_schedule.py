@@ -54,7 +54,7 @@ class ScheduleConfig:
     warmup: float = setting(0.0032, "share of the steps in which the rate rises")
     plateau: float = setting(0.0, "share of the steps in which it stays before it falls")
     # wsd, cosine-tokens: durations as Composer has them, such as 1006878720tok, 100ba, 0.1dur
-    t_warmup: str = setting("0.1dur", "until when it rises, as 1006878720tok, 100ba or 0.1dur")
+    t_warmup: str = setting("0.1dur", "until when it rises, such as 1006878720tok, 100ba or 0.1dur")
     t_max: str = setting("1dur", "when it is at its end")
     t_decay: str = setting("0.1dur", "how long it falls before that")
     alpha_f: float = setting(0.1, "share of the peak that is left at the end")
@@ -72,7 +72,7 @@ def check(config: ScheduleConfig, num_steps: int, peak: float, tokens_per_step: 
     found = []
     takes = TAKES[config.name]
     if "min_lr" in takes and config.min_lr > peak:
-        found.append(f"min_lr: must be at most learning_rate, {peak:g}, is {config.min_lr:g}")
+        found.append(f"min_lr: must be at most learning_rate, {peak:g}, not {config.min_lr:g}")
     if "t_max" in takes:
         t = {n: tokens(getattr(config, n), num_steps, tokens_per_step) for n in _DURATIONS}
         if config.name == "wsd" and t["t_warmup"] + t["t_decay"] > t["t_max"]:
@@ -165,7 +165,8 @@ def duration(text: str) -> tuple[float, str]:
     value = float(found[1] + (found[2] or "")) if found else math.inf
     if found is None or math.isinf(value):
         raise ValueError(
-            "a number of tokens, steps or a share of the run, as 1006878720tok, 100ba or 0.1dur"
+            "a number of tokens, steps or a share of the run, such as 1006878720tok, 100ba or "
+            "0.1dur"
         )
     return value, found[3].lower()
 
@@ -180,21 +181,25 @@ def _faults(config: ScheduleConfig) -> list[str]:
             continue
         if getattr(config, field.name) != field.default:
             those = ", ".join(name for name, takes in TAKES.items() if field.name in takes)
-            found.append(f"{field.name}: schedule={config.name} does not take it, but {those}")
+            found.append(
+                f"{field.name}: schedule={config.name} does not take it; these do: {those}"
+            )
     # From W = N / 2 on, the annealing formula never reaches the peak, and then exceeds it.
     limits = {"min_lr": math.inf, "warmup": 0.5, "plateau": 1.0, "alpha_f": 1.0}
     for name, most in limits.items():
         value = getattr(config, name)
         if not (0 <= value <= most and math.isfinite(value)):
             limit = "" if math.isinf(most) else f" and at most {most:g}"
-            found.append(f"{name}: must be at least 0{limit}, is {value}")
+            found.append(f"{name}: must be at least 0{limit}, not {value}")
     found += [
-        f"{name}: must not be negative, is {getattr(config, name)}"
+        f"{name}: must not be negative, but is {getattr(config, name)}"
         for name in ("lr_decay_iters", "warmup_steps")
         if getattr(config, name) < 0
     ]
     if config.name == "plateau" and config.warmup + config.plateau >= 1:
-        found.append("plateau: warmup and plateau must leave some of the run to fall in")
+        found.append(
+            "plateau: warmup and plateau must leave a part of the run for the rate to fall"
+        )
     for name in _DURATIONS:
         try:
             duration(getattr(config, name))

@@ -34,7 +34,7 @@ class ModelConfig:
     )
     init_hub: str = setting(
         "",
-        "model of the hub to start from; its files go to init_weights, or where the library keeps "
+        "model on the hub to start from; its files go to init_weights, or where the library keeps "
         "them if that is empty",
     )
 
@@ -58,25 +58,23 @@ class DataConfig:
     dataset_config: str = setting("", "stream: a set's configuration, such as en")
     dataset_split: str = setting("train", "stream, set on disk: the part that is read")
     tokenizer: str = setting(
-        "", "stream: bytes, or a tokenizer's file, folder or name in the hub", is_path=True
+        "", "stream: bytes, or a tokenizer's file, folder or name on the hub", is_path=True
     )
     shuffle_buffer: int = setting(
         1000, "stream: documents that one sequence of a global batch mixes, 1 for none", least=1
     )
-    stream_retries: int = setting(
-        5, "stream: tries after a fault of the network, one after the other", least=0
-    )
+    stream_retries: int = setting(5, "stream: retries in a row after a network error", least=0)
     reset_documents: bool | None = setting(
         None,
-        "let state, convolution, attention and positions begin anew with each document; auto: "
-        "where the data knows its documents",
+        "restart state, convolution, attention and positions at each document; auto: where the "
+        "data knows its documents",
     )
     document_end: int = setting(
         -1,
         "set on disk, lines: the id that ends a document, where the data does not say; -1: none",
         least=-1,
     )
-    seq_length: int = setting(4096, "tokens of a sequence", least=1)
+    seq_length: int = setting(4096, "tokens per sequence", least=1)
     batch_size: int = setting(2, "sequences of one rank that go through the model at once", least=1)
     gradient_accumulation: int = setting(1, "batches in one step", least=1)
     global_batch: int = setting(
@@ -88,9 +86,11 @@ class DataConfig:
     epochs: int = setting(
         0, "passes over the data after which a run ends early, 0 for no limit", least=0
     )
-    n_samples_to_skip: int = setting(0, "sequences of the order that a new run leaves out", least=0)
+    n_samples_to_skip: int = setting(
+        0, "sequences at the start of the order that a new run skips", least=0
+    )
     position_weighting: bool = setting(
-        False, "packed: let a target count the more, the further it is into its document"
+        False, "packed: weight a target the more, the further it is into its document"
     )
     num_workers: int = setting(0, "processes that read ahead; 0: a thread does", least=0)
     prefetch: int = setting(2, "batches that are read ahead, 0 for none", least=0)
@@ -111,16 +111,16 @@ class OptimConfig:
     grad_clip_thresh: float = setting(4.0, "largest global norm of the gradients", above=0)
     weight_decay: float = setting(0.1, "AdamW's; not for A_log, D, biases and norms", least=0)
     decay_all: bool = setting(False, "weight decay for A_log, D, biases and norms too")
-    beta1: float = setting(0.9, "AdamW's mean of gradients", least=0)
-    beta2: float = setting(0.95, "AdamW's mean of their squares", least=0)
-    eps: float = setting(1e-8, "AdamW's least denominator", above=0)
+    beta1: float = setting(0.9, "AdamW's decay rate for the mean of gradients", least=0)
+    beta2: float = setting(0.95, "AdamW's decay rate for the mean of their squares", least=0)
+    eps: float = setting(1e-8, "AdamW's smallest denominator", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """How the model is spread over ranks, and what is traded for memory."""
 
-    backend: str = setting("fsdp", "what spreads the run over its ranks", choices=BACKENDS)
+    backend: str = setting("fsdp", "what distributes the run over its ranks", choices=BACKENDS)
     sharding_strategy: str = setting(
         "fsdp", "over all ranks, within groups of them, or none", choices=("fsdp", "hsdp", "ddp")
     )
@@ -129,18 +129,18 @@ class ParallelConfig:
     )
     tensor_parallel: int = setting(1, "ranks that share the work of each layer", least=1)
     context_parallel: int = setting(
-        1, "ranks, or tensor groups of them, that have a piece of every sequence each", least=1
+        1, "ranks, or tensor groups of them, that each have a piece of every sequence", least=1
     )
     fsdp_engine: str = setting(
         "auto", "fsdp2 where torch has it", choices=("auto", "fsdp1", "fsdp2")
     )
     reshard_after_forward: bool = setting(
         True,
-        "let a block's gathered weights go after its forward pass; False keeps them for the "
+        "free a block's gathered weights after its forward pass; False keeps them for the "
         "backward pass",
     )
     forward_prefetch: bool = setting(
-        False, "gather the next block's weights before a block computes, not beside it"
+        False, "gather the next block's weights before a block computes, not meanwhile"
     )
     backward_prefetch: str = setting(
         "pre",
@@ -148,7 +148,7 @@ class ParallelConfig:
         choices=("pre", "post"),
     )
     limit_all_gathers: bool = setting(
-        True, "fsdp1: gather a layer only when one before is let go (fsdp2 always does)"
+        True, "fsdp1: gather a layer only when an earlier one is freed (fsdp2 always does)"
     )
     low_cpu_fsdp: bool = setting(False, "start on the meta device: no rank holds the whole model")
     precision: str = setting(
@@ -157,7 +157,7 @@ class ParallelConfig:
         choices=("auto", "bf16", "fp32"),
     )
     fp8: bool = setting(
-        False, "linear layers of the blocks multiply in float8 where that can be; says where not"
+        False, "linear layers of the blocks multiply in float8 where possible; logs where not"
     )
     smp_transform: bool = setting(
         False, "smp: put the library's own layers in place of the model's"
@@ -187,7 +187,7 @@ class ParallelConfig:
         False, "keep what the backward pass of the blocks needs in the host's memory"
     )
     activation_loading_horizon: int = setting(
-        2, "with that: blocks whose activations are back before they are needed", least=1
+        2, "with that: blocks whose activations are loaded before they are needed", least=1
     )
     cpu_offload: bool = setting(
         False, "keep weights, gradients and the optimizer in the host's memory"
@@ -219,7 +219,7 @@ class RunConfig:
         is_path=True,
     )
     mirror_url: str = setting(
-        "", "URL that checkpoints are copied to and fetched from, as s3://bucket/prefix"
+        "", "URL that checkpoints are copied to and fetched from, such as s3://bucket/prefix"
     )
     num_steps: int = setting(2000, "steps of the whole run", least=1)
     report_interval: int = setting(200, "steps between lines of the log", least=1)
@@ -256,7 +256,7 @@ class RunConfig:
         "what computes; xla: a Neuron device, for backend=neuron",
         choices=("auto", "cpu", "cuda", "xla"),
     )
-    progress: bool = setting(True, "a bar on a terminal")
+    progress: bool = setting(True, "show a progress bar on a terminal")
     tensorboard_dir: str = setting("", "folder of TensorBoard's events; empty: none", is_path=True)
     tensorboard_tags: str = setting(
         "own", "what its curves are called: own names, or those of SMP v2", choices=("own", "smp")
@@ -264,16 +264,16 @@ class RunConfig:
     average_interval: int = setting(
         0, "steps between lines with the mean speed of all since step 30; 0: none", least=0
     )
-    use_wandb: bool = setting(False, "tell Weights & Biases (WANDB_MODE, WANDB_API_KEY count)")
+    use_wandb: bool = setting(False, "log to Weights & Biases (by WANDB_MODE and WANDB_API_KEY)")
     wandb_project: str = setting("sqshforge", "its project")
     wandb_dir: str = setting("", "folder of its files; empty: save_ckpt_path", is_path=True)
-    wandb_run_id: str = setting("", "the run to go on with; empty: one of save_ckpt_path's own")
+    wandb_run_id: str = setting("", "the run to continue; empty: one of save_ckpt_path's own")
     use_profiler: bool = setting(False, "trace steps 4 to 6 into save_ckpt_path/profile_traces")
     use_nsight: bool = setting(
         False, "name steps and their parts for nsys, which records from step 4 on"
     )
     track_memory: bool = setting(
-        False, "tell the memory of host and GPU in the first step, at evaluations and at saves"
+        False, "log the memory of host and GPU in the first step, at evaluations and at saves"
     )
     clean_cache: bool = setting(False, "give a GPU's unused memory back before every step")
     compile_only: bool = setting(
@@ -281,7 +281,7 @@ class RunConfig:
     )
     on_nan: str = setting(
         "stop",
-        "what a loss or gradient that is no number makes of the run or step",
+        "what to do about a loss or gradient that is not a number",
         choices=("stop", "skip"),
     )
     trace_nan: bool = setting(False, "name the module that gives one, and the samples; slow")

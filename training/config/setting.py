@@ -35,10 +35,10 @@ class About:
             return None
         if self.least is not None and not value >= self.least:
             if self.least == 0:
-                return f"{name}: must not be negative, is {value}"
+                return f"{name}: must not be negative, but is {value}"
             return f"{name}: must be at least {self.least:g}, not {value}"
         if self.above is not None and not self.above < value < math.inf:
-            return f"{name}: must be more than {self.above:g} and finite, is {value}"
+            return f"{name}: must be more than {self.above:g} and finite, but is {value}"
         if self.most is not None and value > self.most:
             return f"{name}: must be at most {self.most}, not {value}"
         if self.choices and value not in self.choices:

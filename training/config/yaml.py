@@ -70,7 +70,9 @@ def _change(found: _Found, change: str) -> None:
     """Apply one key=value of the command line; the key may omit its section."""
     key, equals, text = change.partition("=")
     if not equals or key.startswith("-"):
-        found.faults.append(f"{change!r} is no change of a setting; write section.name=value")
+        found.faults.append(
+            f"{change!r} is not a change of a setting; fix: write section.name=value"
+        )
         return
     value = yaml_file.value(text) if text else ""
     if key == "schedule":  # as errors and the table of settings call it
@@ -81,7 +83,7 @@ def _change(found: _Found, change: str) -> None:
         if not section or name == "name":
             of_model = {"family", *(one.name for kind in FAMILIES.values() for one in fields(kind))}
             known = {name: None for kind in SECTIONS.values() for name in named(kind)}
-            hint = f"; write model.{change}" if key in of_model else near(key, known)
+            hint = f"; fix: write model.{change}" if key in of_model else near(key, known)
             found.faults.append(f"{key}: there is no such setting{hint}")
             return
     if section not in SECTIONS:
@@ -116,7 +118,7 @@ def value_of(setting: Setting, value: Any) -> Any:
     """
     if setting.is_text:
         if not isinstance(value, str):
-            raise ValueError("a text")
+            raise ValueError("text")
         return setting.read(value)
     if isinstance(value, bool) and setting.read not in (READ["bool"], READ["bool | None"]):
         raise ValueError("a whole number" if setting.read is READ["int"] else "a number")

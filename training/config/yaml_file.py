@@ -97,7 +97,7 @@ def _repeated(top: Any, name: str) -> list[str]:
                 if key.value in lines:
                     first = lines[key.value]
                     there = f"line {line}" if line == first else f"lines {first} and {line}"
-                    found.append((line, f"{place}: stands twice, in {there}; leave one out"))
+                    found.append((line, f"{place}: is given twice, in {there}; fix: leave one out"))
                 lines[key.value] = line
                 rest.append((value, place, "."))
     return [fault for _, fault in sorted(found)]

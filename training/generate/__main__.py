@@ -194,7 +194,7 @@ def _within(
     kind: Callable[[str], Any], least: int, greatest: float = math.inf
 ) -> Callable[[str], Any]:
     word = "a whole number" if kind is int else "a number"
-    reach = f"from {least} on" if greatest == math.inf else f"from {least} to {greatest}"
+    reach = f"of at least {least}" if greatest == math.inf else f"from {least} to {greatest}"
 
     def read(text: str) -> Any:
         try:

@@ -178,16 +178,16 @@ def test_every_size_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("parallel: {low_cpu_fsdp: 2}", (), "low_cpu_fsdp: must be True or False, not 2"),
         ("parallel: {tensor_parallel: 1.5}", (), "must be a whole number, not 1.5"),
         ("", ("num_step=1",), "num_step: there is no such setting; did you mean num_steps?"),
-        ("", ("n_layer=3",), "n_layer: there is no such setting; write model.n_layer=3"),
-        ("", ("family=llama",), "family: there is no such setting; write model.family=llama"),
+        ("", ("n_layer=3",), "n_layer: there is no such setting; fix: write model.n_layer=3"),
+        ("", ("family=llama",), "family: there is no such setting; fix: write model.family=llama"),
         ("", ("schedule=cosin",), "schedule: must be one of "),
         ("", ("runs.seed=1",), "runs.seed: there is no section 'runs'; did you mean run?"),
         ("", ("model.d_stat=1",), "model.d_stat: mamba has no such size; did you mean d_state?"),
         ("", ("model.d_state=x",), "model.d_state: must be a whole number, not 'x'"),
         ("", ("model.name=lama",), "no model is called 'lama'"),
         ("", ("model.family=llama",), "mamba-tiny is of family mamba"),
-        ("", ("--seed=1",), "'--seed=1' is no change of a setting"),
-        ("", ("seed",), "'seed' is no change of a setting"),
+        ("", ("--seed=1",), "'--seed=1' is not a change of a setting"),
+        ("", ("seed",), "'seed' is not a change of a setting"),
         ("", ("num_steps=0",), "num_steps: must be at least 1, not 0"),
         ("", ("schedule.name=wsd", "min_lr=1e-6"), "min_lr: schedule=wsd does not take it"),
     ],
@@ -215,11 +215,11 @@ def test_what_stands_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
         read(tmp_path, text)
     where = f"--config: {tmp_path}/run.yaml: "
     assert error.value.faults == [
-        f"{where}optim.beta1: stands twice, in lines 5 and 6; leave one out",
-        f"{where}run: stands twice, in lines 4 and 7; leave one out",
+        f"{where}optim.beta1: is given twice, in lines 5 and 6; fix: leave one out",
+        f"{where}run: is given twice, in lines 4 and 7; fix: leave one out",
     ]
     alias = "model: &m {name: mamba-tiny}\ndata: {dataset_path: x}\nrun: &r {save_ckpt_path: *r}\n"
-    with pytest.raises(RequestError, match=r"run\.save_ckpt_path: must be a text"):
+    with pytest.raises(RequestError, match=r"run\.save_ckpt_path: must be text,"):
         read(tmp_path, alias)
 
 

@@ -136,7 +136,9 @@ def test_every_setting_has_a_flag_of_its_own_name() -> None:
 def test_settings_of_another_schedule_are_refused() -> None:
     given = configure((*LEAST, "--schedule=wsd", "--t_decay=100ba"))
     assert (given.optim.schedule.name, given.optim.schedule.t_decay) == ("wsd", "100ba")
-    with pytest.raises(RequestError, match="min_lr: schedule=wsd does not take it, but cosine"):
+    with pytest.raises(
+        RequestError, match="min_lr: schedule=wsd does not take it; these do: cosine"
+    ):
         configure((*LEAST, "--schedule=wsd", "--min_lr=1e-6"))
 
 

@@ -254,23 +254,23 @@ def test_all_faults_are_reported_at_once() -> None:
         )
     assert str(caught.value).splitlines() == [
         "5 faults",
-        "  - alpha_f: schedule=plateau does not take it, but wsd, cosine-tokens",
-        "  - min_lr: must be at least 0, is -1.0",
-        "  - warmup: must be at least 0 and at most 0.5, is 0.6",
-        "  - lr_decay_iters: must not be negative, is -3",
-        "  - plateau: warmup and plateau must leave some of the run to fall in",
+        "  - alpha_f: schedule=plateau does not take it; these do: wsd, cosine-tokens",
+        "  - min_lr: must be at least 0, not -1.0",
+        "  - warmup: must be at least 0 and at most 0.5, not 0.6",
+        "  - lr_decay_iters: must not be negative, but is -3",
+        "  - plateau: warmup and plateau must leave a part of the run for the rate to fall",
     ]
     with pytest.raises(RequestError, match="schedule: must be one of quadratic-cosine, cosine, "):
         ScheduleConfig(name="polynomial")
     for bad in (math.nan, math.inf):
-        with pytest.raises(RequestError, match="min_lr: must be at least 0, is"):
+        with pytest.raises(RequestError, match="min_lr: must be at least 0, not"):
             ScheduleConfig(name="cosine", min_lr=bad)
 
 
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        ({"name": "linear", "min_lr": 1e-3}, "min_lr: must be at most learning_rate, 0.0003, is"),
+        ({"name": "linear", "min_lr": 1e-3}, "min_lr: must be at most learning_rate, 0.0003, not"),
         ({"name": "wsd", "t_warmup": "95ba"}, "t_max: its 1,000 tokens must hold t_warmup and "),
         ({"name": "wsd", "t_decay": "0tok"}, "t_decay: must be at least one token"),
         ({"name": "cosine-tokens", "t_warmup": "1dur"}, "t_max: must be more than t_warmup; they"),

@@ -249,7 +249,7 @@ def test_a_weight_without_a_point(tmp_path: Path) -> None:
 def test_a_key_of_a_list_that_stands_twice(tmp_path: Path) -> None:
     file = tmp_path / "mixture.yaml"
     file.write_text("- {path: a, weight: 1}\n- path: b\n  weight: 1\n  weight: 2\n")
-    with pytest.raises(RequestError, match=r"entry 2: weight: stands twice, in lines 3 and 4;"):
+    with pytest.raises(RequestError, match=r"entry 2: weight: is given twice, in lines 3 and 4;"):
         listed(file)
 
 

@@ -134,7 +134,7 @@ def test_a_tokenized_set_in_this_folder_is_not_streamed(
         (("--max_steps=0",), "max_steps: must be at least 1, not 0"),
         (("--num_heads=7",), "num_heads: 7 does not divide d_model 768"),
         (("--precision=fp32",), "--precision: there is no such flag"),
-        ((" #", "7b:", "32"), "'7b:' is not a flag; write --name=value"),
+        ((" #", "7b:", "32"), "'7b:' is not a flag; fix: write --name=value"),
     ],
 )
 def test_bad_input(flags: tuple[str, ...], shown: str) -> None:

@@ -284,7 +284,10 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
         (("--num_local_experts=4",), "--num_local_experts: gpt_neox has none"),
         (("--shard_degree=-1",), "--shard_degree: must be from 0 to the number of ranks, is -1"),
         (("--tensor_parallel_degree=2",), "tensor_parallel_degree: 2 ranks cannot share a layer"),
-        (("--checkpoint_freq", "100", "200"), "--checkpoint_freq: takes one value, and here are 2"),
+        (
+            ("--checkpoint_freq", "100", "200"),
+            "--checkpoint_freq: takes one value, but 2 are given",
+        ),
         (("--num_kept_checkpoints", "1", "2", "3"), "--num_kept_checkpoints: takes one value"),
         (("--zipped_data=1",), "--zipped_data: random tokens have no files; leave it out"),
         (("--model_dir=/m",), "--model_dir: counts only with save_final_model"),

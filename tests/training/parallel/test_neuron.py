@@ -134,10 +134,10 @@ def test_bfloat16_with_float32_weights(tmp_path: Path, data: str, plain: Path) -
             {},
             {"master_weights": False},
             {},
-            "master_weights: False counts only with precision=bf16",
+            "master_weights: False has no effect without precision=bf16",
         ),
         ({}, {"backend": "fsdp", "zero1": True}, {}, "zero1: backend=fsdp ignores it"),
-        ({}, {"backend": "fsdp"}, {"device": "xla"}, "device: xla takes backend=neuron"),
+        ({}, {"backend": "fsdp"}, {"device": "xla"}, "device: xla needs backend=neuron"),
     ],
 )
 def test_what_does_not_fit_is_refused(

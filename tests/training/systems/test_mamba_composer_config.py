@@ -220,7 +220,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
             {"data__num_workers": 0, "data__prefetch_factor": 4},
             "data.prefetch_factor: only num_workers read ahead, and there are none",
         ),
-        ({"optimizer__beta2": 1.0}, "optimizer.beta2: must be less than 1, is 1.0"),
+        ({"optimizer__beta2": 1.0}, "optimizer.beta2: must be less than 1, but is 1.0"),
     ],
 )
 def test_bad_input(tmp_path: Path, change: dict[str, Any], shown: str) -> None:
@@ -250,7 +250,7 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
         ("model: {layers: 3}", "config.yaml: model.layers: there is no such setting"),
         (
             "data:\n  code_paths:\n  - path: x\n    weight: 1\n    path: y",
-            "config.yaml: data.code_paths: entry 1: path: stands twice, in lines 3 and 5",
+            "config.yaml: data.code_paths: entry 1: path: is given twice, in lines 3 and 5",
         ),
         ("", "config.yaml must have sections: model, data, optimizer"),
         (None, "config.yaml cannot be read: No such file or directory; python -m training.create"),

@@ -49,7 +49,7 @@ def test_changes_count_more_than_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
-        ("general", "'general' is no change of a setting; write section.name=value"),
+        ("general", "'general' is not a change of a setting; fix: write section.name=value"),
         ("generl.full_name=x", "generl: there is no such section; did you mean general"),
         ("optimizer.lrr=1", "optimizer.lrr: there is no such setting; did you mean lr"),
         ("optimizer.lr=fast", "optimizer.lr: must be"),

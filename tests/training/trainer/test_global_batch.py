@@ -42,12 +42,14 @@ def test_without_it_nothing_changes() -> None:
     ("total", "readers", "nearest"), [(1024, 12, "1,020 or 1,032"), (1024, 2048, "2,048")]
 )
 def test_one_that_does_not_divide_names_the_nearest(total: int, readers: int, nearest: str) -> None:
-    with pytest.raises(RequestError, match=rf"global_batch: 1,024 .*the nearest is {nearest}$"):
+    with pytest.raises(
+        RequestError, match=rf"global_batch: 1,024 .*fix: give the nearest, {nearest}$"
+    ):
         accumulate(config(global_batch=total), readers)
 
 
 def test_another_accumulation_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"gradient_accumulation: 3 .* takes 4 here"):
+    with pytest.raises(RequestError, match=r"gradient_accumulation: is 3, but .* needs 4 here"):
         accumulate(config(global_batch=16, gradient_accumulation=3), 4)
 
 
@@ -97,7 +99,7 @@ def test_an_evaluation_takes_no_less_on_fewer_ranks() -> None:
             "shard_group_size: 14 ranks cannot be cut into groups of 4",
         ),
         ({"sharding_strategy": "hsdp", "shard_group_size": 7}, 14, ""),
-        ({"cpu_offload": True}, 14, "cpu_offload: more batches a step take fsdp_engine=fsdp2"),
+        ({"cpu_offload": True}, 14, "cpu_offload: several batches per step need fsdp_engine=fsdp2"),
         ({"cpu_offload": True, "fsdp_engine": "fsdp2"}, 14, ""),
     ],
 )
@@ -119,6 +121,6 @@ def test_ranks_that_no_job_has_begun_with(wrong: str) -> None:
     with pytest.raises(RequestError) as error:
         ranks_at_start(4, {RANKS: wrong})
     assert str(error.value) == (
-        f"RANKS_AT_START: must be the ranks that the job has begun with, at least the 4 of now, "
-        f"not {wrong!r}; launchers set it, so leave it out"
+        f"RANKS_AT_START: must be the number of ranks that the job began with, at least the 4 of "
+        f"now, not {wrong!r}; fix: leave it out, as launchers set it"
     )

@@ -239,7 +239,7 @@ def _faults(config: ComposerConfig) -> list[str]:
             f"not {config.model.vocab_size:,}"
         )
     found += [
-        f"optimizer.{name}: must be less than 1, is {value}"
+        f"optimizer.{name}: must be less than 1, but is {value}"
         for name, value in (("beta1", config.optimizer.beta1), ("beta2", config.optimizer.beta2))
         if value >= 1
     ]

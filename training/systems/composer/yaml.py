@@ -102,7 +102,9 @@ def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any,
         place, equals, text = change.partition("=")
         section, dot, key = place.partition(".")
         if not (equals and dot and key) or section.startswith("-"):
-            raise RequestError(f"{change!r} is no change of a setting; write section.name=value")
+            raise RequestError(
+                f"{change!r} is not a change of a setting; fix: write section.name=value"
+            )
         if not isinstance(found.setdefault(section, {}) or {}, Mapping):
             continue  # the section itself is wrong, which is reported
         known = named(SECTIONS[section]) if section in SECTIONS else {}
