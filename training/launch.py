@@ -61,9 +61,9 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
         "--nproc",
         type=int,
         metavar="INT",
-        help="processes on this node (default: one an accelerator)",
+        help="processes on this node (default: one per accelerator)",
     )
-    parser.add_argument("--print-env", action="store_true", help="tell the decisions and stop")
+    parser.add_argument("--print-env", action="store_true", help="print the decisions and stop")
     asked = parser.parse_args(arguments[:split])
     job: Job | None = None
     try:
@@ -149,7 +149,8 @@ def _check_shrink(plan: Plan, config: Any) -> None:
     if not isinstance(config, Config) or config.parallel.backend != "fsdp":
         raise RequestError(
             f"SHRINK: {plan.module} cannot go on with fewer nodes, as what trains by FSDP can "
-            "(mamba_fsdp, llama_fsdp); fix: no SHRINK, and SPARES=1 for a node in reserve"
+            "(mamba_fsdp, llama_fsdp); fix: leave SHRINK out, and set SPARES=1 for a node in "
+            "reserve"
         )
     nodes = plan.job.training - 1
     if plan.job.node_rank == 0 and (why := why_not_on(config, nodes * plan.processes)):

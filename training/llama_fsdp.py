@@ -62,7 +62,7 @@ COMMON = (
 OWN = (
     Flag("bf16", boolean, True, "compute in bfloat16, else in float32", section="parallel"),
     Flag(
-        *("lr_decay_style", str, "cosine", "how the learning rate goes"),
+        *("lr_decay_style", str, "cosine", "how the learning rate changes"),
         choices=SCHEDULE_STYLES,
         section="schedule",
     ),
@@ -75,7 +75,7 @@ OWN = (
         "dataset",
         path,
         "c4",
-        "a set of the hub, streamed; a folder or source of docs/training/data.md",
+        "a set on the hub, streamed; a folder or source of docs/training/data.md",
         ("dataset_path",),
         section="data",
     ),
@@ -127,7 +127,8 @@ def _has_split(settings: Mapping[str, Any]) -> bool:
         return bool(find(name, settings["dataset_config"]).files(settings["eval_split"]))
     except NoSplit as error:
         raise RequestError(
-            f"eval_interval: {error}; name one by eval_split, or other data by eval_dataset_path"
+            f"eval_interval: {error}; fix: name one with eval_split, or other data with "
+            "eval_dataset_path"
         ) from error
     except RequestError as error:
         raise RequestError(f"dataset_path: {error}") from error

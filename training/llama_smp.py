@@ -85,15 +85,15 @@ def _others(given: dict[str, Any], settings: dict[str, Any], faults: list[str]) 
                 "checkpoint_scratch"
             )
     elif scratch:
-        faults.append("--checkpoint_scratch: counts only where checkpoint_dir is a URL")
+        faults.append("--checkpoint_scratch: has no effect unless checkpoint_dir is a URL")
     faults += [
-        f"--{name}: {given[name]} is a URL; give a folder"
+        f"--{name}: {given[name]} is a URL; fix: give a folder"
         for name in ("resume_from_checkpoint", "model_dir")
         if is_url(given[name])
     ]
     final = given["model_dir"] or f"{save}/model"
     if given["model_dir"] and not given["save_final_model"]:
-        faults.append("--model_dir: counts only with save_final_model")
+        faults.append("--model_dir: has no effect without save_final_model")
     has_evaluation = bool(settings.get("eval_dataset_path"))
     return {
         "save_ckpt_path": save,

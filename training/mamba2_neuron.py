@@ -78,23 +78,23 @@ _OWN = {
         Flag("backend", str, "xla", "what computes: Neuron, GPUs or CPUs", choices=tuple(DEVICES)),
         Flag("dtype", str, "float32", "of what is computed with", choices=tuple(DTYPES)),
         Flag("no_optimizer_fp32", boolean, False, "bfloat16: no float32 weights beside"),
-        Flag("sequence_parallel_enabled", boolean, False, "is not there"),
+        Flag("sequence_parallel_enabled", boolean, False, "is not supported"),
     ),
     "data": (
         Flag("data_dir", path, "",
              "folder of a tokenized set, or a source of docs/training/data.md", ("dataset_path",)),
-        Flag("seq_len", integer, 0, "tokens of a sequence; 0: those of the set's rows"),
+        Flag("seq_len", integer, 0, "tokens per sequence; 0: those of the set's rows"),
     ),
     "run": (
         Flag("checkpoint_dir", path, "./", "folder that has a folder for each tag"),
         Flag("tag", str, "exp", "name of the run"),
         Flag("checkpoint_freq", integer, 0, "steps between checkpoints; 0: at the end only"),
         Flag("num_kept_checkpoint", integer, -1, "newest checkpoints to keep, -1 for all"),
-        Flag("save_last_step", boolean, True, "a checkpoint is saved at the end, always"),
+        Flag("save_last_step", boolean, True, "a checkpoint is always saved at the end"),
         Flag("checkpoint_load", boolean, False, "start from another run's newest checkpoint"),
         Flag("checkpoint_load_dir", path, None, "with that: folder of its tag (default: ./)"),
         Flag("checkpoint_load_tag", str, None, "with that: its tag (default: exp)"),
-        Flag("debug", boolean, False, "is not there: see trace_nan", short="d"),
+        Flag("debug", boolean, False, "is not supported: see trace_nan", short="d"),
         Flag("compile_cache", path, "", "xla: folder of graphs (default: in checkpoint_dir)"),
     ),
 }  # fmt: skip
@@ -160,20 +160,24 @@ def _refused(given: dict[str, Any]) -> list[str]:
     """List the flags that are missing, and those that this program does not support."""
     found = [f"--{name}: must be given" for name in ("data_dir", "max_steps") if not given[name]]
     if given["sequence_parallel_enabled"]:
-        found.append("--sequence_parallel_enabled: there is none; leave it out")
+        found.append("--sequence_parallel_enabled: is not supported; fix: leave it out")
     if given["debug"]:
-        found.append("--debug: there is none; --trace_nan=True tells where a NaN comes from")
+        found.append(
+            "--debug: is not supported; fix: use --trace_nan=True, which says where a NaN comes "
+            "from"
+        )
     if not given["save_last_step"]:
-        found.append("--save_last_step: a checkpoint is saved at the end always; leave it out")
+        found.append("--save_last_step: a checkpoint is always saved at the end; fix: leave it out")
     if not given["checkpoint_load"]:
         found += [
-            f"--{name}: counts only with --checkpoint_load; give both, or neither"
+            f"--{name}: has no effect without --checkpoint_load; fix: give both, or neither"
             for name in ("checkpoint_load_dir", "checkpoint_load_tag")
             if given[name] is not None
         ]
     if given["compile_cache"] and given["backend"] != "xla":
         found.append(
-            "--compile_cache: counts only with --backend=xla, which alone compiles; leave it out"
+            "--compile_cache: has no effect without --backend=xla, which alone compiles; fix: "
+            "leave it out"
         )
     if given["groups_as_tp"] and given["n_groups"]:
         found.append("--groups_as_tp: says how many groups there are, and so does --n_groups")
@@ -224,8 +228,8 @@ def _length(given: dict[str, Any]) -> int:
             if known := how_to_read(given["data_dir"]):
                 raise RequestError(f"dataset_path: {known}")
             raise RequestError(
-                f"seq_len: must be given, for {given['data_dir']} is no folder of a tokenized set "
-                "that would tell it"
+                f"seq_len: must be given, as {given['data_dir']} is not a folder of a tokenized "
+                "set, which would state it"
             )
         from training.data.arrow import row_length
 
@@ -235,8 +239,8 @@ def _length(given: dict[str, Any]) -> int:
             raise RequestError(f"dataset_path: {error}") from error
     if length % given["chunk_size"]:
         raise RequestError(
-            f"seq_len: {length} is no multiple of the chunk, {given['chunk_size']} (chunk_size); "
-            "tokenize into rows of such a length"
+            f"seq_len: {length} is not a multiple of the chunk, {given['chunk_size']} "
+            "(chunk_size); fix: tokenize into rows of such a length"
         )
     return length
 

@@ -44,7 +44,7 @@ def configure(arguments: Sequence[str]) -> ComposerConfig:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
     parser = Parser("training.mamba_composer", str(__doc__))
     parser.add_argument(
-        "--trial", action="store_true", help="make the file, and data for a tiny model, if need be"
+        "--trial", action="store_true", help="make the file, and data for a tiny model, if needed"
     )
     parser.add_argument(
         "file", type=Path, nargs="?", default=FILE, metavar="FILE", help="default: config.yaml"
@@ -68,7 +68,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         import composer  # noqa: F401
     except ImportError as error:
-        raise RequestError(f"pip install mosaicml, which is missing here ({error})") from error
+        raise RequestError(
+            f"Composer cannot be imported here ({error}); fix: pip install mosaicml"
+        ) from error
     # Neither torch nor Composer is needed to refuse a bad request.
     from training.systems.composer.trainer import run
 

@@ -33,7 +33,7 @@ COMMON = (
 )
 """The most used flags, which help shows first."""
 
-_UNREAD = "nothing reads it, nor in the system; leave it out"
+_UNREAD = "nothing reads it, here or in the system; fix: leave it out"
 INSTEAD = {
     "mixed_precision": "write --precision=bf16, or fp32 (auto: bf16 on a GPU that has it)",
     **dict.fromkeys(("sep_token", "datasets", "weights", "logical_shards"), _UNREAD),

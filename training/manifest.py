@@ -121,7 +121,7 @@ def prepare(save_path: str, room: int = 0) -> list[str]:
     free = shutil.disk_usage(folder).free
     if free < room:
         raise RequestError(
-            f"save_ckpt_path: {folder} has {free:,} bytes free, and a checkpoint takes {room:,}"
+            f"save_ckpt_path: {folder} has {free:,} bytes free, but a checkpoint takes {room:,}"
         )
     return [fault for fault in faults if fault]
 

@@ -148,7 +148,7 @@ def test_the_disk_is_full(site: Site, undisturbed: Losses) -> None:
     assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     said = site.slurm.output(job)
     assert site.slurm.exit_code(job) == 2 and "a person has to fix this" in said
-    for shown in ("were free there when that failed", "bytes free, and a checkpoint takes"):
+    for shown in ("were free there when that failed", "bytes free, but a checkpoint takes"):
         assert shown in said and str(place) in said
     assert [path.name for path in (place / "checkpoints").iterdir()] == ["step_4_ckp"]
     filler.unlink()

@@ -41,7 +41,7 @@ def sizes(
     if name not in MODELS:
         near = get_close_matches(name, MODELS, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise RequestError(f"model: none is called {name!r}{hint} (known: {', '.join(MODELS)})")
+        raise RequestError(f"model: no model is called {name!r}{hint} (known: {', '.join(MODELS)})")
     d_model, n_layer = MODELS[name]
     return Mamba2Config(
         d_model=d_model,

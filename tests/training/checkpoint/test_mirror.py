@@ -294,9 +294,9 @@ def test_where_a_url_is_not_taken() -> None:
         configure(
             (*least, "--resume_from_checkpoint=s3://a/b", "--model_dir=s3://a/c"),
         )
-    assert "--resume_from_checkpoint: s3://a/b is a URL; give a folder" in str(error.value)
-    assert "--model_dir: s3://a/c is a URL; give a folder" in str(error.value)
-    with pytest.raises(RequestError, match="--checkpoint_scratch: counts only where"):
+    assert "--resume_from_checkpoint: s3://a/b is a URL; fix: give a folder" in str(error.value)
+    assert "--model_dir: s3://a/c is a URL; fix: give a folder" in str(error.value)
+    with pytest.raises(RequestError, match="--checkpoint_scratch: has no effect unless"):
         configure((*least, "--checkpoint_scratch=/x"))
     run = configure((*least, "--checkpoint_dir=s3://bucket/run", "--checkpoint_scratch=/x")).run
     assert (run.mirror_url, run.save_ckpt_path) == ("s3://bucket/run", "/x")

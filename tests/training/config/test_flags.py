@@ -95,7 +95,7 @@ def test_booleans_read_as_booleans(text: str, value: bool) -> None:
         ("--seed", "expected one argument"),
         ("--mixed_precision=True", "--mixed_precision: write --precision=bf16, or fp32"),
         *(
-            (f"--{name}=1", f"--{name}: nothing reads it, nor in the system; leave it out")
+            (f"--{name}=1", f"--{name}: nothing reads it, here or in the system; fix: leave it out")
             for name in ("sep_token", "datasets", "weights", "logical_shards")
         ),
         ("--model_name=llama2_13b", "model_name: no model is called 'llama2_13b'"),

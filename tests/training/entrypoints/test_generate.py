@@ -293,7 +293,7 @@ def test_a_tokenizer_that_lies_there_or_is_given(tmp_path: Path, capsys: Any) ->
         ("SRC --prompts=/nowhere", "--prompts: /nowhere cannot be read: No such file"),
         ("SRC --prompt=x --dtype=int8", "argument --dtype: invalid choice: 'int8'"),
         ("SRC --prompt=x --tokenizer=/nowhere", "--tokenizer: /nowhere is not there"),
-        ("/nowhere --prompt=x", "/nowhere is no folder"),
+        ("/nowhere --prompt=x", "/nowhere is not a folder"),
         (f"/{LONG} --prompt=x", f"/{LONG}/manifest.json cannot be read: File name too long"),
         (f"SRC --prompt=x --tokenizer={LONG}", f"--tokenizer: {LONG} cannot be read: File name"),
     ],

@@ -84,7 +84,7 @@ def test_data_beside_made_up_data_is_warned_of(caplog: pytest.LogCaptureFixture)
     with caplog.at_level("INFO", "training"):
         configure(LAUNCHED)
     warning = "WARNING: use_synthetic_data: trains on random tokens, and /fsx/path_to_data is not "
-    assert f"{warning}read; leave use_synthetic_data out to train on it" in caplog.messages
+    assert f"{warning}read; fix: leave use_synthetic_data out to train on it" in caplog.messages
     caplog.clear()
     with caplog.at_level("INFO", "training"):
         configure(LEAST)
@@ -282,15 +282,15 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
         (("--model_type=mixtral", "--model_size=7b"), "--model_size: mixtral has none"),
         (("--model_type=llama_v2", "--summary_first_pdrop=.1"), "--summary_first_pdrop: llama_v2"),
         (("--num_local_experts=4",), "--num_local_experts: gpt_neox has none"),
-        (("--shard_degree=-1",), "--shard_degree: must be from 0 to the number of ranks, is -1"),
+        (("--shard_degree=-1",), "--shard_degree: must be from 0 to the number of ranks, not -1"),
         (("--tensor_parallel_degree=2",), "tensor_parallel_degree: 2 ranks cannot share a layer"),
         (
             ("--checkpoint_freq", "100", "200"),
             "--checkpoint_freq: takes one value, but 2 are given",
         ),
         (("--num_kept_checkpoints", "1", "2", "3"), "--num_kept_checkpoints: takes one value"),
-        (("--zipped_data=1",), "--zipped_data: random tokens have no files; leave it out"),
-        (("--model_dir=/m",), "--model_dir: counts only with save_final_model"),
+        (("--zipped_data=1",), "--zipped_data: random tokens have no files; fix: leave it out"),
+        (("--model_dir=/m",), "--model_dir: has no effect without save_final_model"),
         (
             ("--save_final_model=1", "--checkpoint_dir=s3://bucket/run"),
             "--model_dir: must be given with save_final_model: s3://bucket/run takes checkpoints "
@@ -299,15 +299,22 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
         ),
         (("--activation_loading_horizon=4",), "activation_loading_horizon: only offload_activat"),
         (("--plateau=.1",), "plateau: schedule=cosine does not take it"),
-        (("--finetune=1",), "--finetune: give pretrained_model_name with finetune_checkpoint_"),
-        (("--pretrained_model_name=m",), "--pretrained_model_name: counts only with --finetune 1"),
+        (
+            ("--finetune=1",),
+            "--finetune: there is nothing to start from; fix: give pretrained_model_name with "
+            "finetune_checkpoint_",
+        ),
+        (
+            ("--pretrained_model_name=m",),
+            "--pretrained_model_name: has no effect without --finetune 1",
+        ),
         (
             ("--finetune=1", "--pretrained_model_name=m"),
             "--finetune_checkpoint_load_dir: must be given with pretrained_model_name",
         ),
         (
             ("--finetune=1", "--pretrained_checkpoint_file=/nowhere/a.bin"),
-            "--pretrained_checkpoint_file: /nowhere/a.bin is not there",
+            "--pretrained_checkpoint_file: /nowhere/a.bin does not exist",
         ),
         (("--max_step=3",), "there is no such flag; did you mean --max_steps?"),
     ],
@@ -323,18 +330,18 @@ def test_bad_input(flags: tuple[str, ...], shown: str) -> None:
     ("flags", "shown"),
     [
         (("--training_dir=/d", "--dataset_type=hf"), "only dataset_type=gpt_jsonl uses it"),
-        (("--training_dir=packed:/x.npy",), "packed:/x.npy is no folder whose files it chooses"),
-        (("--training_dir=/d/*.json.gz",), "/d/*.json.gz is no folder whose files it chooses"),
+        (("--training_dir=packed:/x.npy",), "packed:/x.npy is not a folder whose files it chooses"),
+        (("--training_dir=/d/*.json.gz",), "/d/*.json.gz is not a folder whose files it chooses"),
         (
             ("--training_dir=/d/*.json.gz", "--test_dir=text:/x"),
-            "/d/*.json.gz is no folder whose files it chooses",
+            "/d/*.json.gz is not a folder whose files it chooses",
         ),
     ],
 )
 def test_zipped_data_that_would_have_no_effect(flags: tuple[str, ...], shown: str) -> None:
     with pytest.raises(RequestError) as error:
         configure(("--checkpoint_dir=/x", "--zipped_data=0", *flags))
-    assert str(error.value) == f"--zipped_data: {shown}; leave it out"
+    assert str(error.value) == f"--zipped_data: {shown}; fix: leave it out"
 
 
 def test_zipped_data_of_one_folder_of_two() -> None:
@@ -396,8 +403,8 @@ def test_a_pretrained_models_config_gives_the_sizes(tmp_path: Path) -> None:
             configure((*LEAST, *flags, "--hidden_width=32", "--rotary_pct=.5", "--model_size=7b"))
         assert str(error.value).startswith("3 faults")
         for shown in (
-            "--hidden_width: the pretrained model has 64, not 32; leave it out",
+            "--hidden_width: the pretrained model has 64, not 32; fix: leave it out",
             "--rotary_pct: the pretrained model is llama, which has none, not 0.5",
-            "--model_size: the pretrained model has sizes of its own",
+            "--model_size: the pretrained model has its own sizes; fix: leave it out",
         ):
             assert shown in str(error.value)

@@ -160,30 +160,38 @@ def test_a_pass_that_only_compiles(
     [
         (
             {"--checkpoint_load_dir": "./"},
-            "--checkpoint_load_dir: counts only with --checkpoint_load; give both, or neither",
+            "--checkpoint_load_dir: has no effect without --checkpoint_load; fix: give both, or "
+            "neither",
         ),
         (
             {"--checkpoint_load_tag": "t"},
-            "--checkpoint_load_tag: counts only with --checkpoint_load",
+            "--checkpoint_load_tag: has no effect without --checkpoint_load",
         ),
         (
             {"--compile_cache": "/c", "--backend": "gloo"},
-            "--compile_cache: counts only with --backend=xla, which alone compiles; leave it out",
+            "--compile_cache: has no effect without --backend=xla, which alone compiles; fix: "
+            "leave it out",
         ),
         ({"--tp": "3"}, "tp: 3 ranks cannot share 8 heads"),
         ({"--tp": "8"}, "tp: 8 ranks cannot share 4 groups (n_groups) evenly"),
         ({"--vocab_size": "255", "--tp": "2"}, "tp: 2 ranks cannot share 255 words"),
-        ({"--chunk_size": "96"}, "seq_len: 128 is no multiple of the chunk, 96"),
+        ({"--chunk_size": "96"}, "seq_len: 128 is not a multiple of the chunk, 96"),
         ({"--backend": "mpi"}, "--backend: must be one of xla, nccl, gloo, not 'mpi'"),
         ({"--model": "Mamba13B"}, "did you mean Mamba3B?"),
         ({"--model": "Mamba2Hybrid8B"}, "--model: must be one of Mamba130M, Mamba370M"),
         ({"--max_steps": "0"}, "--max_steps: must be given"),
-        ({"--data_dir": "/nowhere"}, "seq_len: must be given, for /nowhere is no folder"),
+        ({"--data_dir": "/nowhere"}, "seq_len: must be given, as /nowhere is not a folder"),
         ({"--sharding_strategy": "ddp"}, "--sharding_strategy: there is no such flag"),
         ({"--groups_as_tp": "True"}, "--groups_as_tp: says how many groups there are"),
-        ({"--debug": "True"}, "--debug: there is none; --trace_nan=True"),
-        ({"--sequence_parallel_enabled": "True"}, "--sequence_parallel_enabled: there is none"),
-        ({"--save_last_step": "False"}, "--save_last_step: a checkpoint is saved at the end"),
+        ({"--debug": "True"}, "--debug: is not supported; fix: use --trace_nan=True"),
+        (
+            {"--sequence_parallel_enabled": "True"},
+            "--sequence_parallel_enabled: is not supported; fix: leave",
+        ),
+        (
+            {"--save_last_step": "False"},
+            "--save_last_step: a checkpoint is always saved at the end; fix: leave",
+        ),
         ({"--use_mix_precision": "True"}, "--use_mix_precision: write --dtype bfloat16"),
     ],
 )

@@ -104,7 +104,7 @@ def test_prompts_without_a_token_are_refused(shape: tuple[int, ...], tmp_path: P
 
 
 def test_other_models_and_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="nowhere is no folder"):
+    with pytest.raises(RequestError, match="nowhere is not a folder"):
         Mamba2ForCausalLM.from_pretrained(tmp_path / "nowhere")
     sizes = models.MambaConfig(d_model=16, n_layer=1, vocab_size=12)
     held = {n: torch.ones(one.shape) for n, one in models.build(sizes).named_parameters()}

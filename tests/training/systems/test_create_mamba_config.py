@@ -31,7 +31,9 @@ def test_create_mamba_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (made.scheduler.name, made.optimizer.lr, made.optimizer.beta1) == ("cosine", 1e-3, 0.8)
     assert made.fsdp.activation_checkpointing and not made.model.activation_checkpointing
     assert made.trainer.cp_interval == made.trainer.save_interval == "5ba"
-    with pytest.raises(RequestError, match=r"^--output: config.yaml exists"):
+    with pytest.raises(
+        RequestError, match=r"^--output: config.yaml already exists; fix: remove it"
+    ):
         main(data)
     with pytest.raises(RequestError, match="there is no such flag; did you mean --n_layer"):
         main(["--layers=3"])

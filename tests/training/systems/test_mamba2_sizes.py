@@ -27,7 +27,7 @@ def test_every_name_is_a_model(name: str) -> None:
 
 
 def test_what_is_no_model_of_the_system() -> None:
-    with pytest.raises(RequestError, match=r"none is called 'Mamba7b'; did you mean Mamba7B\?"):
+    with pytest.raises(RequestError, match=r"no model is called 'Mamba7b'; did you mean Mamba7B\?"):
         sizes("Mamba7b", vocab_size=50288, n_groups=8)
     with pytest.raises(RequestError, match="n_groups: 8 does not divide the 12 heads"):
         sizes("Mamba130M", vocab_size=50288, n_groups=8)

@@ -122,7 +122,9 @@ def test_the_systems_file_as_it_stands(tmp_path: Path) -> None:
     assert len(config.data.parts) == 14 and config.schedule.name == "wsd"
     for ranks in (1, 8, 16, 128):
         check_ranks(config, ranks)
-    with pytest.raises(RequestError, match=r"^data.global_batch_size: 896 sequences are no whole"):
+    with pytest.raises(
+        RequestError, match=r"^data.global_batch_size: 896 sequences are not a whole"
+    ):
         check_ranks(config, 12)
 
 
@@ -184,7 +186,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ({"scheduler__t_max": INTERVAL}, "scheduler.t_max: its 1,006,878,720 tokens must hold"),
         (
             {"scheduler__name": "cosine", "scheduler__t_decay": "5ba"},
-            "scheduler.t_decay: cosine does not take it, but wsd",
+            "scheduler.t_decay: cosine does not take it; wsd does",
         ),
         ({"trainer__cp_interval": "5ba"}, "trainer.cp_interval: checkpoints are saved each"),
         ({"trainer__save_interval": "0tok"}, "trainer.save_interval: must be a whole number"),
@@ -196,25 +198,25 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (
             {"trainer__save_folder": "x/{run_name}/{rank}"},
             "trainer.save_folder: all ranks save to one folder, and only {run_name} is filled in, "
-            "not {rank}; leave that out",
+            "not {rank}; fix: leave that out",
         ),
         ({"trainer__save_folder": "x/{{run_name}}"}, "trainer.save_folder: all ranks save to one"),
         (
             {"general__full_name": "a{local_rank}"},
             "general.full_name: is part of the names of files, and nothing in braces is filled in; "
-            "leave {local_rank} out",
+            "fix: leave {local_rank} out",
         ),
         ({"general__full_name": "a/b"}, "general.full_name: is part of the names of files"),
-        ({"data__code_percentage": 0.5}, "data.code_percentage: is 0.5, and the weights of code"),
+        ({"data__code_percentage": 0.5}, "data.code_percentage: is 0.5, but the weights of code"),
         ({"data__text_paths": [{"weight": 1}]}, "data.text_paths: entry 1: must have path"),
         ({"data__text_paths": "x.npy"}, "data.text_paths: must be a list of path, weight, order"),
         (
             {"data__code_paths": [{"path": "x", "weight": "much"}]},
-            "data.code_paths: entry 1: weight must be a number, and order a whole one",
+            "data.code_paths: entry 1: weight must be a number, and order a whole number",
         ),
         (
             {"data__eval_paths": [{"path": "a/x.npy"}, {"path": "b/x.npy"}]},
-            "data.eval_paths: x is the label of 2 of them; give each its own",
+            "data.eval_paths: x is the label of 2 of them; fix: give each its own",
         ),
         (
             {"data__num_workers": 0, "data__prefetch_factor": 4},
@@ -253,7 +255,11 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
             "config.yaml: data.code_paths: entry 1: path: is given twice, in lines 3 and 5",
         ),
         ("", "config.yaml must have sections: model, data, optimizer"),
-        (None, "config.yaml cannot be read: No such file or directory; python -m training.create"),
+        (
+            None,
+            "config.yaml cannot be read: No such file or directory; fix: write one, with every "
+            "key, by python -m training.create",
+        ),
     ],
 )
 def test_the_entry_point_refuses_without_torch(
@@ -313,14 +319,14 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
     record = {"kind": "step", "step": 10, "tokens_seen": 10 * 448 * 4097}
     (save / "metrics.jsonl").write_text(json.dumps(record) + "\n{cut off")
     checkpoints.prepare(less, save, 1000, 2, said.append)
-    with pytest.raises(RequestError, match=r"has checkpoints, such as ep0-ba10-rank0.pt; let"):
+    with pytest.raises(RequestError, match=r"has checkpoints, such as ep0-ba10-rank0.pt; fix: set"):
         checkpoints.prepare(load(tmp_path, trainer__autoresume=False), save, 1000, 2, said.append)
     with pytest.raises(RequestError, match=r"^2 faults\n  - model.d_model: is 64, and 2688 in the"):
         other = load(tmp_path, model__d_model=64, model__n_layer=2)
         checkpoints.prepare(other, save, 1000, 2, said.append)
     with pytest.raises(RequestError, match=r"^trainer.save_folder: /proc/x cannot be written"):
         checkpoints.prepare(config, Path("/proc/x"), 1000, 2, said.append)
-    with pytest.raises(RequestError, match="bytes free, and a checkpoint takes 12,000,000,000,"):
+    with pytest.raises(RequestError, match="bytes free, but a checkpoint takes 12,000,000,000,"):
         checkpoints.prepare(config, save, 10**15, 2, said.append)
 
 

@@ -171,8 +171,8 @@ class Records(LoggerDestination):
             if not math.isfinite(step[what]):
                 raise TrainingError(
                     f"step {step['step']}: {what} is {step[what]}; the run stops here, and no "
-                    "checkpoint has been written since. A lower optimizer.lr or "
-                    "general.clipping_threshold may help"
+                    "checkpoint has been written since; fix: try a lower optimizer.lr or "
+                    "general.clipping_threshold"
                 )
         logger.log_metrics({"grad_norm": step["grad_norm"]})
         self._clock.append(_seconds(state))

@@ -48,8 +48,8 @@ def prepare(
     newest = repair(folder)
     if newest and not config.trainer.autoresume:
         raise RequestError(
-            f"trainer.save_folder: {folder} has checkpoints, such as {newest.name}; let "
-            "trainer.autoresume be true to go on from it, or give another folder"
+            f"trainer.save_folder: {folder} has checkpoints, such as {newest.name}; fix: "
+            "set trainer.autoresume to true to go on from it, or give another folder"
         )
     if newest:
         _require_same_model(config, folder / CONFIG)
@@ -114,7 +114,7 @@ def _require_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise RequestError(
-            f"trainer.save_folder: {folder} has {free:,} bytes free, and a checkpoint takes "
+            f"trainer.save_folder: {folder} has {free:,} bytes free, but a checkpoint takes "
             f"{needed:,}"
         )
 
@@ -148,7 +148,7 @@ def _require_same_model(config: ComposerConfig, path: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return  # Composer compares the tensors themselves
     found = [
-        f"model.{name}: is {value}, and {before.get(name)} in the checkpoints of {path.parent}"
+        f"model.{name}: is {value}, but {before.get(name)} in the checkpoints of {path.parent}"
         for name, value in asdict(config.model).items()
         if name in ("vocab_size", "d_model", "n_layer") and before.get(name) != value
     ]

@@ -83,11 +83,13 @@ class DataSection:
         4, "sequences of a rank that go through the model at once", least=1
     )
     eval_batch_size: int = setting(8, "the same, of an evaluation", least=1)
-    seq_len: int = setting(4096, "tokens of a sequence", least=1)
+    seq_len: int = setting(4096, "tokens per sequence", least=1)
     num_workers: int = setting(1, "processes of a rank that read ahead; 0: none", least=0)
     prefetch_factor: int = setting(2, "batches that each of them reads ahead", least=1)
     n_total_tokens: int = setting(0, "tokens of all training data, 0 if not counted", least=0)
-    n_samples_to_skip: int = setting(0, "samples of the order that a new run leaves out", least=0)
+    n_samples_to_skip: int = setting(
+        0, "samples at the start of the order that a new run skips", least=0
+    )
     text_paths: tuple[Part, ...] = ()
     code_paths: tuple[Part, ...] = ()
     eval_paths: tuple[HeldOut, ...] = ()
@@ -104,8 +106,8 @@ class OptimizerSection:
     """AdamW; all parameters are decayed."""
 
     lr: float = setting(2e-3, "peak of the learning rate", above=0)
-    beta1: float = setting(0.9, "AdamW's mean of gradients", least=0)
-    beta2: float = setting(0.95, "AdamW's mean of their squares", least=0)
+    beta1: float = setting(0.9, "AdamW's decay rate for the mean of gradients", least=0)
+    beta2: float = setting(0.95, "AdamW's decay rate for the mean of their squares", least=0)
     weight_decay: float = setting(0.1, "AdamW's, of all parameters", least=0)
 
 
@@ -137,7 +139,7 @@ class FsdpSection:
     )
     activation_checkpointing_reentrant: bool = setting(True, "torch's older way to recompute")
     activation_checkpointing: bool = setting(True, "recompute what the model says")
-    limit_all_gathers: bool = setting(False, "gather a unit only when one before is let go")
+    limit_all_gathers: bool = setting(False, "gather a unit only when an earlier one is freed")
     verbose: bool = setting(True, "let Composer log what it does")
 
 
@@ -165,7 +167,9 @@ class GeneralSection:
     full_name: str = setting("mambaoutai", "of the run, after its parameters", needed=True)
     window_size: int = setting(10, "steps over which speed is measured", least=1)
     clipping_threshold: float = setting(1.0, "largest global norm of the gradients", above=0)
-    position_weighting: bool = setting(False, "a target counts the more, the further it is in")
+    position_weighting: bool = setting(
+        False, "weight a target the more, the further it is into its document"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +224,7 @@ def check_ranks(config: ComposerConfig, world_size: int) -> None:
     data = config.data
     if data.global_batch_size % (world_size * data.micro_batch_size):
         raise RequestError(
-            f"data.global_batch_size: {data.global_batch_size} sequences are no whole number of "
+            f"data.global_batch_size: {data.global_batch_size} sequences are not a whole number of "
             f"micro-batches of {data.micro_batch_size} on each of {world_size} ranks"
         )
 
@@ -235,7 +239,7 @@ def _faults(config: ComposerConfig) -> list[str]:
     data, trainer = config.data, config.trainer
     if config.model.vocab_size > IDS:
         found.append(
-            f"model.vocab_size: packed words hold ids below {IDS:,}, so it is at most that, "
+            f"model.vocab_size: packed words hold ids below {IDS:,}, so it can be at most that, "
             f"not {config.model.vocab_size:,}"
         )
     found += [
@@ -247,7 +251,7 @@ def _faults(config: ComposerConfig) -> list[str]:
     if trainer.cp_interval not in ("", trainer.save_interval):
         found.append(
             "trainer.cp_interval: checkpoints are saved each save_interval, "
-            f"{trainer.save_interval}; leave cp_interval out, or let it be the same"
+            f"{trainer.save_interval}; fix: leave cp_interval out, or make it the same"
         )
     for name in ("eval_interval", "save_interval"):
         found += _length_faults(f"trainer.{name}", getattr(trainer, name))
@@ -255,24 +259,24 @@ def _faults(config: ComposerConfig) -> list[str]:
     for name in ("t_warmup", "t_decay"):
         found += _length_faults(f"scheduler.{name}", getattr(config.scheduler, name), least=0)
     if config.scheduler.name != "wsd" and config.scheduler.t_decay != SchedulerSection.t_decay:
-        found.append(f"scheduler.t_decay: {config.scheduler.name} does not take it, but wsd")
+        found.append(f"scheduler.t_decay: {config.scheduler.name} does not take it; wsd does")
     found += [
         f"trainer.{name}: must be at least 1, or -1 for all, not {getattr(trainer, name)}"
         for name in ("eval_subset_num_batches", "save_num_checkpoints_to_keep")
         if getattr(trainer, name) < 1 and getattr(trainer, name) != -1
     ]
     if "://" in trainer.save_folder:
-        found.append("trainer.save_folder: must be a folder; of object stores there are none here")
+        found.append("trainer.save_folder: must be a folder; object stores are not supported here")
     # Composer itself fills in names in braces, so that each rank may have its own folder.
     if others := _in_braces(trainer.save_folder.replace("{run_name}", "")):
         found.append(
             f"trainer.save_folder: all ranks save to one folder, and only {{run_name}} is filled "
-            f"in, not {others}; leave that out"
+            f"in, not {others}; fix: leave that out"
         )
     if others := _in_braces(config.general.full_name):
         found.append(
             f"general.full_name: is part of the names of files, and nothing in braces is filled "
-            f"in; leave {others} out"
+            f"in; fix: leave {others} out"
         )
     if "/" in config.general.full_name:
         found.append("general.full_name: is part of the names of files, which have no / in them")
@@ -286,7 +290,7 @@ def _in_braces(text: str) -> str:
 
 
 def _data_faults(data: DataSection) -> list[str]:
-    found = [] if data.parts else ["data.text_paths: no data is given, nor in code_paths"]
+    found = [] if data.parts else ["data.text_paths: no data is given, here or in code_paths"]
     for name, parts, given in (
         ("text", data.text_paths, data.text_percentage),
         ("code", data.code_paths, data.code_percentage),
@@ -294,14 +298,15 @@ def _data_faults(data: DataSection) -> list[str]:
         share = math.fsum(part.weight for part in parts)
         if given is not None and abs(share - given) > _ALIKE:
             found.append(
-                f"data.{name}_percentage: is {given}, and the weights of {name}_paths sum to "
-                f"{share}; leave it out, it is derived from them"
+                f"data.{name}_percentage: is {given}, but the weights of {name}_paths sum to "
+                f"{share}; fix: leave it out, as it is derived from them"
             )
     if not data.num_workers and data.prefetch_factor != DataSection.prefetch_factor:
         found.append("data.prefetch_factor: only num_workers read ahead, and there are none")
     labels = [one.label for one in data.eval_paths]
     found += [
-        f"data.eval_paths: {label} is the label of {labels.count(label)} of them; give each its own"
+        f"data.eval_paths: {label} is the label of {labels.count(label)} of them; fix: give each "
+        "its own"
         for label in dict.fromkeys(labels)
         if labels.count(label) > 1
     ]

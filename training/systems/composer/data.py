@@ -263,7 +263,7 @@ def _note(windows: Windows, config: ComposerConfig, say: Say) -> None:
     files = {file for source in open_sources(config) for file in _files(source.samples)}
     tokens = sum(count_tokens(str(file)) for file in files)
     if data.n_total_tokens not in (0, tokens):
-        say(f"data.n_total_tokens: is {data.n_total_tokens:,}, and the files have {tokens:,}")
+        say(f"data.n_total_tokens: is {data.n_total_tokens:,}, but the files have {tokens:,}")
     samples = data.n_samples_to_skip + config.num_steps * data.global_batch_size
     for name, passes in mixture.passes(samples).items():
         if passes > 1:

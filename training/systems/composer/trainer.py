@@ -150,7 +150,7 @@ def _model(config: ComposerConfig, device: torch.device, say: Callable[[str], No
     # Composer casts nothing: fsdp_settings sets the precision of the computation.
     found |= {"precision": "fp32", "device": "gpu" if sharded else "cpu"}
     if not sharded:
-        say("fsdp: left out: Composer shards on GPUs alone, every rank holds the whole model")
+        say("fsdp: left out: Composer shards on GPUs only, so every rank holds the whole model")
         return found
     settings = fsdp_settings(
         config.fsdp,

@@ -81,8 +81,8 @@ def _parsed(path: Path) -> Mapping[Any, Any]:
         content = yaml_file.read(path, str(path))
     except OSError as error:
         raise RequestError(
-            f"{path} cannot be read: {error.strerror}; python -m training.create_mamba_config "
-            "writes one with every key"
+            f"{path} cannot be read: {error.strerror}; fix: write one, with every key, by "
+            "python -m training.create_mamba_config"
         ) from error
     if not isinstance(content, Mapping):
         raise RequestError(f"{path} must have sections: {', '.join(SECTIONS)}")
@@ -152,10 +152,10 @@ def _entries(kind: type, value: Any, where: str, faults: list[str]) -> tuple[Any
     for number, entry in enumerate(value, 1):
         place = f"{where}: entry {number}"
         if not isinstance(entry, Mapping) or not {"path"} <= entry.keys() <= set(names):
-            faults.append(f"{place}: must have path, and of these no other: {', '.join(names)}")
+            faults.append(f"{place}: must have path, and no keys but {', '.join(names)}")
             continue
         if not isinstance(entry["path"], str) or not entry["path"]:
-            faults.append(f"{place}: path must be a text, not {entry['path']!r}")
+            faults.append(f"{place}: path must be text, not {entry['path']!r}")
             continue
         try:
             entry = {**entry, "path": with_home(entry["path"])}
@@ -172,7 +172,7 @@ def _entries(kind: type, value: Any, where: str, faults: list[str]) -> tuple[Any
         except ValueError:
             weight = None
         if weight is None or type(order) is not int:
-            faults.append(f"{place}: weight must be a number, and order a whole one")
+            faults.append(f"{place}: weight must be a number, and order a whole number")
         else:
             found.append(Part(path=entry["path"], weight=weight, order=order))
     return tuple(found)

@@ -44,7 +44,7 @@ FIXED_FLAGS = (
         "ranks talk by nccl on GPUs and by gloo on CPUs",
     ),
     FixedFlag(
-        "nccl_test_log", str, (), "not used", "no log of a network test is read; leave it out"
+        "nccl_test_log", str, (), "not used", "no log of a network test is read; fix: leave it out"
     ),
     FixedFlag("data_type", str, ("gpt",), "gpt: the next token is learned", "there is gpt only"),
     FixedFlag(
@@ -59,14 +59,14 @@ FIXED_FLAGS = (
         boolean,
         (True,),
         "1: parameters keep their names and shapes",
-        "parameters always keep their names and shapes; use 1",
+        "parameters always keep their names and shapes; fix: use 1",
     ),
     FixedFlag(
         "patch_neox_rope",
         boolean,
         (True,),
         "1: rotary positions are right after a start on the meta device",
-        "the models here have no other rotary positions; use 1",
+        "the models here have no other rotary positions; fix: use 1",
     ),
     FixedFlag(
         "use_smp_flash_attn",
@@ -80,7 +80,7 @@ FIXED_FLAGS = (
         boolean,
         (True,),
         "1: losses are means over all ranks",
-        "losses are always means over all ranks; use 1",
+        "losses are always means over all ranks; fix: use 1",
     ),
     FixedFlag(
         "preserve_np_state",
@@ -170,13 +170,13 @@ OWN = (
             "pretrained_model_name",
             path,
             "",
-            "finetune: folder or name in the hub; gives the sizes",
+            "finetune: folder or name on the hub; gives the sizes",
         ),
         Flag(
             "finetune_checkpoint_load_dir",
             path,
             "",
-            "finetune: folder of the weights; a model of the hub is fetched to it if it has none",
+            "finetune: folder of the weights; a model on the hub is fetched to it if it has none",
         ),
         Flag(
             "pretrained_checkpoint_file",
@@ -188,25 +188,25 @@ OWN = (
             "hf_pretrained_model_name_or_dir",
             path,
             "",
-            "folder or name in the hub, of sizes and weights to start from",
+            "folder or name on the hub, of sizes and weights to start from",
         ),
     ),
     *_in(
         "parallel",
         Flag(
-            *("backend", str, "", "what spreads the run (default: smp where it is, else fsdp)"),
+            *("backend", str, "", "what distributes the run (default: smp where it is, else fsdp)"),
             choices=("fsdp", "smp"),
         ),
         Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
         Flag(
-            *("sharding_strategy", str, "hybrid_shard", "what is cut over which ranks"),
+            *("sharding_strategy", str, "hybrid_shard", "what is sharded over which ranks"),
             choices=tuple(SHARDING),
         ),
         Flag(
             "shard_degree",
             integer,
             None,
-            "data-parallel ranks that share a copy of the model; 0: as sharding_strategy has it",
+            "data-parallel ranks that share a copy of the model; 0: as sharding_strategy says",
             ("hybrid_shard_degree",),
         ),
         Flag(
@@ -226,7 +226,7 @@ OWN = (
     *_in(
         "schedule",
         Flag(
-            *("lr_decay_style", str, "cosine", "how the learning rate goes"),
+            *("lr_decay_style", str, "cosine", "how the learning rate changes"),
             choices=SCHEDULE_STYLES,
         ),
     ),

@@ -104,7 +104,7 @@ def pretrained_sizes(name: str, folder: str, given: Mapping[str, Any]) -> Sizes:
     file = Path(name) / hub.CONFIG if Path(name).is_dir() else hub.config_file(name, folder)
     settings = read_json(file)
     if "model_type" not in settings:
-        raise RequestError(f"{file}: has no model_type, as a model's config has in the hub")
+        raise RequestError(f"{file}: has no model_type, which a model's config on the hub has")
     found = hf.read(settings, file)
     wrong = _differing(found, given)
     if wrong:
@@ -119,14 +119,14 @@ def _differing(found: Sizes, given: Mapping[str, Any]) -> list[str]:
     if kind and _FAMILIES.get(kind, kind) != found.family:
         wrong.append(f"--model_type: the pretrained model is of family {found.family}, not {kind}")
     if given["model_size"]:
-        wrong.append("--model_size: the pretrained model has sizes of its own; leave it out")
+        wrong.append("--model_size: the pretrained model has its own sizes; fix: leave it out")
     for flag, ours in _OURS.items():
         value, has = given[flag], getattr(found, ours, None)
         if value is not None and value != has:
             there = f"has {has}" if has is not None else f"is {found.family}, which has none"
-            wrong.append(f"--{flag}: the pretrained model {there}, not {value}; leave it out")
+            wrong.append(f"--{flag}: the pretrained model {there}, not {value}; fix: leave it out")
     if given["summary_first_pdrop"] is not None:
-        wrong.append("--summary_first_pdrop: the pretrained model has none; leave it out")
+        wrong.append("--summary_first_pdrop: the pretrained model has none; fix: leave it out")
     return wrong
 
 
@@ -146,24 +146,26 @@ def start_faults(given: Mapping[str, Any]) -> list[str]:
     folder, file = given["finetune_checkpoint_load_dir"], given["pretrained_checkpoint_file"]
     found = []
     if not given["finetune"]:
-        found += [f"--{n}: counts only with --finetune 1" for n in FINETUNING_FLAGS if given[n]]
+        found += [
+            f"--{n}: has no effect without --finetune 1" for n in FINETUNING_FLAGS if given[n]
+        ]
     elif other:
         found += [
-            f"--{name}: hf_pretrained_model_name_or_dir says it already; leave one out"
+            f"--{name}: hf_pretrained_model_name_or_dir says it already; fix: leave one out"
             for name in FINETUNING_FLAGS
             if given[name]
         ]
     elif not own and not file:
         found.append(
-            "--finetune: give pretrained_model_name with finetune_checkpoint_load_dir, or "
-            "pretrained_checkpoint_file"
+            "--finetune: there is nothing to start from; fix: give pretrained_model_name with "
+            "finetune_checkpoint_load_dir, or pretrained_checkpoint_file"
         )
     elif own and not folder:
         found.append("--finetune_checkpoint_load_dir: must be given with pretrained_model_name")
     if file and not Path(folder, file).is_file():
-        found.append(f"--pretrained_checkpoint_file: {Path(folder, file)} is not there")
+        found.append(f"--pretrained_checkpoint_file: {Path(folder, file)} does not exist")
     if Path(own).is_dir() and folder and not file and not Path(folder).is_dir():
-        found.append(f"--finetune_checkpoint_load_dir: {folder} is not there")
+        found.append(f"--finetune_checkpoint_load_dir: {folder} does not exist")
     return found
 
 

@@ -40,13 +40,14 @@ def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str])
     test = given["test_dir"]
     if given["use_synthetic_data"]:
         if given["zipped_data"] is not None:
-            faults.append("--zipped_data: random tokens have no files; leave it out")
+            faults.append("--zipped_data: random tokens have no files; fix: leave it out")
         if given["validation_freq"] or test:
             notes.append("use_synthetic_data: random tokens, so there is no validation")
         if given["training_dir"]:
             notes.append(
                 "WARNING: use_synthetic_data: trains on random tokens, and "
-                f"{given['training_dir']} is not read; leave use_synthetic_data out to train on it"
+                f"{given['training_dir']} is not read; fix: leave use_synthetic_data out to train "
+                "on it"
             )
         return {"dataset_path": SYNTHETIC, "eval_dataset_path": "", "eval_interval": 0}
     if test is None:
@@ -65,7 +66,7 @@ def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str])
         notes.append(f"zipped_data: 0, as {train} has {PLAIN} files and no {ZIPPED}")
     if test and _files(train, given) & _files(test, given):
         faults.append(
-            f"--test_dir: {test} has files of training_dir, which training sees; give others"
+            f"--test_dir: {test} has files of training_dir, which training sees; fix: give others"
         )
     return {
         "dataset_path": _source(train, given),
@@ -76,10 +77,10 @@ def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str])
 def _zipped_faults(train: str, test: str, given: Mapping[str, Any]) -> list[str]:
     """List why zipped_data would have no effect."""
     if given["dataset_type"] != "gpt_jsonl":
-        return ["--zipped_data: only dataset_type=gpt_jsonl uses it; leave it out"]
+        return ["--zipped_data: only dataset_type=gpt_jsonl uses it; fix: leave it out"]
     if any(one and not _has_kind(one) and not _is_pattern(one) for one in (train, test)):
         return []
-    return [f"--zipped_data: {train} is no folder whose files it chooses; leave it out"]
+    return [f"--zipped_data: {train} is not a folder whose files it chooses; fix: leave it out"]
 
 
 def _source(folder: str, given: Mapping[str, Any]) -> str:
@@ -145,7 +146,7 @@ def sharding_settings(
         if degree:
             notes.append(f"shard_degree: {degree}, that of model_size {given['model_size']}")
     if degree < 0:
-        faults.append(f"--shard_degree: must be from 0 to the number of ranks, is {degree}")
+        faults.append(f"--shard_degree: must be from 0 to the number of ranks, not {degree}")
     if degree > 0 and not is_hybrid:
         notes.append(f"sharding_strategy: {HYBRID}, not {strategy}, as shard_degree is {degree}")
         strategy = HYBRID
