@@ -36,7 +36,10 @@ def check(config: Config) -> None:
     try:
         import training.convert.target  # noqa: F401
     except ImportError as error:
-        raise RequestError(f"final_model_dir: pip install safetensors ({error})") from error
+        raise RequestError(
+            f"final_model_dir: safetensors cannot be imported here ({error}); fix: pip install "
+            "safetensors"
+        ) from error
     folder = _folder(config)
     try:
         hf.write(config.model.sizes)
@@ -87,7 +90,7 @@ def _require_apart(folder: Path, config: Config) -> None:
         is_inside = setting == "init_weights" and folder.is_relative_to(other)
         if path and (is_inside or other.is_relative_to(folder)):
             raise RequestError(
-                f"final_model_dir: {folder} and {setting} ({path}) are not apart, and what is in "
+                f"final_model_dir: {folder} and {setting} ({path}) overlap, and what is in "
                 "final_model_dir is replaced; fix: give a folder of its own"
             )
 

@@ -50,7 +50,7 @@ def fetch(name: str, folder: str, group: Group, say: Callable[[str], None]) -> P
     """
     if folder and not group.any(not _is_complete(Path(folder))):
         return Path(folder)
-    say(f"fetching {name} of the hub" + (f" to {folder}" if folder else ""))
+    say(f"fetching {name} from the hub" + (f" to {folder}" if folder else ""))
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     where = ""
     for its_turn in (group.rank == 0, first, not first):
@@ -77,7 +77,7 @@ def _bring(name: str, folder: str) -> str:
             return where
     raise RequestError(
         f"{SETTING}: {name} has no weights: neither {' nor '.join(_WEIGHTS)}, nor all files of an "
-        "index of either; give a local folder of the model instead"
+        "index of either; fix: give a local folder of the model instead"
     )
 
 
@@ -109,30 +109,30 @@ def _has_all(index: Path) -> bool:
 def _ask(name: str, question: Callable[[Any], str]) -> str:
     if name.startswith(("/", "./", "../")):
         raise RequestError(
-            f"{SETTING}: {name} is no folder here; give the folder of a model, or its name in the "
-            "hub, owner/model"
+            f"{SETTING}: {name} is not a folder here; fix: give the folder of a model, or its name "
+            "on the hub, owner/model"
         )
     try:
         import huggingface_hub
     except ImportError as error:
         raise RequestError(
-            f"{SETTING}: {name} is no folder here; a model of the hub takes the library "
-            "huggingface_hub (pip install huggingface_hub)"
+            f"{SETTING}: {name} is not a folder here, and a model on the hub needs the library "
+            "huggingface_hub; fix: pip install huggingface_hub"
         ) from error
     try:
         return question(huggingface_hub)
     except Exception as error:  # the library and what it builds on have many errors of their own
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestError(
-            f"{SETTING}: {name} cannot be had from the hub: {reason}; give a local folder of the "
-            "model instead"
+            f"{SETTING}: {name} cannot be fetched from the hub: {reason}; fix: give a local folder "
+            "of the model instead"
         ) from error
 
 
 def main(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError if the model cannot be fetched."""
     parser = Parser("python -m training.checkpoint.hub", str(__doc__))
-    parser.add_argument("name", metavar="NAME", help="the model's name in the hub, owner/model")
+    parser.add_argument("name", metavar="NAME", help="the model's name on the hub, owner/model")
     parser.add_argument("folder", metavar="FOLDER", help="folder for its files")
     given = parser.parse_args(list(arguments))
     try:

@@ -44,7 +44,7 @@ def weights(config: Config, group: Group, say: Callable[[str], None]) -> Source 
     folders = config.run.checkpoint_folders if group.rank == 0 else []
     if group.broadcast(any(manifest.candidates(folder) for folder in folders)):
         name = "init_weights" if model.init_weights else "init_hub"
-        say(f"{name}: not read, for there is a checkpoint to go on from")
+        say(f"{name}: not read, as there is a checkpoint to go on from")
         return None
     if model.init_hub:
         folder = hub.fetch(model.init_hub, model.init_weights, group, say)

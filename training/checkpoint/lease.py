@@ -270,8 +270,8 @@ class OwnLease(RunLease):
         other = found[-1].holder if found else None
         what = f"was taken over by {other.described()}" if other else f"has lost its {LEASE_FILE}"
         self.lost = (
-            f"{self._folder} {what}; this run ends before it writes another checkpoint: let one "
-            "run at a time use a folder"
+            f"{self._folder} {what}; this run ends before it writes another checkpoint; fix: let "
+            "one run at a time use a folder"
         )
 
 
@@ -333,7 +333,7 @@ def _outlive(folder: Path, found: FoundClaim, me: LeaseOwner, tell: Callable[[st
         if taken > _SAID and not said:
             said = True
             who = holder.described() if holder else "an unknown run"
-            tell(f"{folder} is claimed by {who}: looking for up to {SILENCE:.0f} s if it lives")
+            tell(f"{folder} is claimed by {who}: checking for up to {SILENCE:.0f} s if it lives")
         time.sleep(_POLL)
         now, last = time.monotonic(), read_chain(folder)
         passed, before = min(now - before, _MOST), now
@@ -345,7 +345,7 @@ def _outlive(folder: Path, found: FoundClaim, me: LeaseOwner, tell: Callable[[st
         if holder and not holder.was_restarted_as(me):
             raise RequestError(
                 f"save_ckpt_path: {folder} is in use by {holder.described()}; two runs there would "
-                f"destroy each other's checkpoints: wait for it, end it ({holder.how_to_end()}), "
-                "or give another folder"
+                f"destroy each other's checkpoints; fix: wait for it, end it "
+                f"({holder.how_to_end()}), or give another folder"
             )
         text, silent = last[-1].text, 0.0

@@ -145,8 +145,9 @@ class Saver:
         except (RuntimeError, MemoryError) as error:
             first_line = str(error).strip().partition("\n")[0]
             raise TrainingError(
-                "a checkpoint could not be copied to the host's memory, which takes as much as it "
-                f"has bytes: {first_line}; async_checkpoint=False writes without a copy"
+                "a checkpoint could not be copied to the host's memory, which takes as many bytes "
+                f"as it has: {first_line}; fix: set async_checkpoint=False, which writes without "
+                "a copy"
             ) from error
 
     def _write(self, state: dict[str, Any], record: Manifest, group: Group) -> tuple[Path, float]:
@@ -237,8 +238,8 @@ def resume(
     if found is None and broken:
         folder = next(one for one in run.checkpoint_folders if broken[0].is_relative_to(one))
         raise TrainingError(
-            f"none of the {len(broken)} checkpoints of {folder} is sound; take them away to begin "
-            "without them"
+            f"none of the {len(broken)} checkpoints of {folder} is sound; fix: move them away to "
+            "begin without them"
         )
     if found is None:
         say("no checkpoint found: starting at step 0")

@@ -71,8 +71,8 @@ class Mirror:
             say(manifest.passed_over(f"{self.url}/checkpoints/{name}", fault))
         if names and step is None:
             raise TrainingError(
-                f"none of the {len(names)} checkpoints of {self.url} is sound; take them away to "
-                "begin without them"
+                f"none of the {len(names)} checkpoints of {self.url} is sound; fix: move them away "
+                "to begin without them"
             )
         return False
 

@@ -55,10 +55,11 @@ def count_efa_cards(node: Node) -> tuple[int, tuple[str, ...]]:
         return meant, ()
     if node.efa is None:
         cards = f"{count(meant, 'EFA card')} of a {node.type} {'is' if meant == 1 else 'are'}"
-        known = f"/sys/class/infiniband is not there: {cards} taken for granted"
+        known = f"/sys/class/infiniband does not exist: {cards} taken for granted"
         return meant, (f"{known}; without EFA nodes reach each other by TCP, slowly",)
     if node.efa < meant:
-        return node.efa, (f"of the {count(meant, 'EFA card')} of a {node.type} {node.efa} show",)
+        cards = count(meant, "EFA card")
+        return node.efa, (f"of the {cards} of a {node.type}, {node.efa} are seen",)
     return node.efa, ()
 
 
@@ -77,7 +78,7 @@ def _cuda(
     if not words:
         return Usable(warnings=warnings)
     if len(words) > seen > 0:
-        warnings += (f"{VISIBLE_GPUS} names {len(words)} GPUs, and /dev shows {seen}",)
+        warnings += (f"{VISIBLE_GPUS} names {len(words)} GPUs, but /dev shows {seen}",)
     numbers = [_number(word, node.accelerators.uuids) for word in words]
     known = all(0 <= number < len(places) for number in numbers)
     return Usable(
@@ -105,7 +106,9 @@ def _neuron(
         try:
             numbers = parse_cores(named)
         except ValueError as error:
-            raise RequestError(f"{VISIBLE_CORES}: must be such as 0-3,8, not {named!r}") from error
+            raise RequestError(
+                f"{VISIBLE_CORES}: must be a list such as 0-3,8, not {named!r}"
+            ) from error
     places = node.accelerators.places
     known = len(places) == seen and all(number // cores < seen for number in numbers)
     joined = f" of {text} physical ones" if text != "1" else ""

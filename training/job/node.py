@@ -181,7 +181,7 @@ def require_port(port: int) -> None:
                 f"MASTER_PORT: {port} cannot be opened on node 0: {error.strerror}", local=True
             ) from error
         raise TrainingError(
-            f"MASTER_PORT: {port} of node 0 is taken by {port_holder(port)}; end that, or name "
+            f"MASTER_PORT: {port} of node 0 is taken by {port_holder(port)}; fix: end that, or set "
             "another port (MASTER_PORT), the same for all nodes",
             local=True,
         ) from error

@@ -98,8 +98,8 @@ def _program(root: Path, environment: Mapping[str, str]) -> str:
         return program
     raise RequestError(
         "NSYS=1: there is no nsys on the PATH, nor in /usr/local/cuda/bin and "
-        "/opt/nvidia/nsight-systems*; install Nsight Systems in the image, or mount the host's "
-        "(MOUNTS) and name it (NSYS_PATH=/.../nsys)",
+        "/opt/nvidia/nsight-systems*; fix: install Nsight Systems in the image, or mount the "
+        "host's (MOUNTS) and name it (NSYS_PATH=/.../nsys)",
         local=True,
     )
 

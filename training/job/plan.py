@@ -154,7 +154,9 @@ def read_job(environment: Mapping[str, str]) -> Job:
             port=_port(environment, 1, 0),
         )
     if _whole(environment, "SLURM_LOCALID", 0):
-        raise RequestError("training.launch starts a node's processes itself: --ntasks-per-node=1")
+        raise RequestError(
+            "training.launch starts a node's processes itself; fix: --ntasks-per-node=1"
+        )
     nodes = next((_whole(environment, name, 1) for name in NODES if environment.get(name)), 1)
     _require_all(nodes, launched)
     if nodes > 1 and not environment.get("MASTER_ADDR"):
@@ -211,9 +213,9 @@ def _require_all(nodes: int, launched: Sequence[str]) -> None:
     """Refuse a number of nodes that is not the launcher's: a node would train alone, or wait."""
     if launched and nodes != len(launched):
         raise RequestError(
-            f"this container sees a job of {count(nodes, 'node')}, and its launcher has started "
-            f"{len(launched)}: SLURM_STEP_NUM_NODES and its like do not reach it; pass them on to "
-            "the container (enroot: --env=NAME), or unset NODES",
+            f"this container sees a job of {count(nodes, 'node')}, but its launcher has started "
+            f"{len(launched)}: SLURM_STEP_NUM_NODES and its like do not reach it; fix: pass them "
+            "on to the container (enroot: --env=NAME), or unset NODES",
             local=True,
         )
 
@@ -357,7 +359,7 @@ def _given_number(environment: Mapping[str, str]) -> str:
     given = [name for name in NUMBERS if environment.get(name)]
     if len({environment[name] for name in given}) > 1:
         said = " and ".join(f"{name}={environment[name]}" for name in given)
-        raise RequestError(f"{said}: both say how many processes a node has; give one of them")
+        raise RequestError(f"{said}: both say how many processes a node has; fix: give one of them")
     return given[0] if given else ""
 
 

@@ -26,7 +26,7 @@ def begin(folder: Path, environment: Mapping[str, str], in_image: Path = IN_IMAG
     named = environment.get(SEED)
     seed = Path(named) if named else in_image
     if not seed.is_dir():
-        return f"{SEED}={named} is not there: kernels are compiled anew" if named else ""
+        return f"{SEED}={named} does not exist: kernels are compiled anew" if named else ""
     try:
         done = _copy(seed, folder)
     except OSError as error:

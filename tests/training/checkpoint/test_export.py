@@ -137,7 +137,7 @@ def test_it_is_apart_from_the_base_model_and_the_run(tmp_path: Path, final: str)
         return replace(config, model=replace(config.model, init_weights=str(base)))
 
     export.check(tuned("elsewhere"))
-    with pytest.raises(RequestError, match=r"are not apart, .*; fix: give a folder of its own"):
+    with pytest.raises(RequestError, match=r"overlap, .*; fix: give a folder of its own"):
         export.check(tuned(final))
 
 

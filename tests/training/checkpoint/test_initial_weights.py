@@ -132,7 +132,7 @@ def test_a_checkpoint_comes_first_and_that_is_reported(
         program=(str(program),),
     )
     assert done.returncode == 0, done.stderr
-    assert "init_weights: not read, for there is a checkpoint to go on from" in done.stdout
+    assert "init_weights: not read, as there is a checkpoint to go on from" in done.stdout
     assert done.stdout.count("reads step_3_ckp whole") == 1
     assert losses(tmp_path) == losses(trained)
 

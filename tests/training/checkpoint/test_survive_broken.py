@@ -98,6 +98,6 @@ def test_where_none_of_its_own_is_sound_a_run_does_not_begin_from_another(
     before = steps(tmp_path)
     done = run(0, *flags, load, f"--num_steps={STEPS + 4}")
     assert done.returncode == 1
-    assert f"none of the 1 checkpoints of {tmp_path} is sound; take them away" in done.stderr
+    assert f"none of the 1 checkpoints of {tmp_path} is sound; fix: move them away" in done.stderr
     assert "resumed from" not in done.stdout
     assert steps(tmp_path) == before

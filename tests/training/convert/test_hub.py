@@ -122,7 +122,7 @@ def test_it_is_fetched_once_and_trained_from(hub: Hub, trained: Path, tmp_path: 
         f"--finetune_checkpoint_load_dir={folder}",
     )
     shown = finetuned(tmp_path / "first", trained, 2, *flags)
-    assert f"fetching {NAME} of the hub to {folder}" in shown
+    assert f"fetching {NAME} from the hub to {folder}" in shown
     assert hub.asked.count("model.safetensors") == 1
     assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
     hub.asked.clear()
@@ -148,7 +148,7 @@ def test_it_is_fetched_ahead_of_a_run(hub: Hub, trained: Path, tmp_path: Path) -
     assert run(0, NAME, str(folder), program=by_hand).returncode == 0 and hub.asked == []
     missing = run(0, "someone/else", str(tmp_path / "none"), program=by_hand)
     assert missing.returncode == 2 and "Traceback" not in missing.stderr
-    assert missing.stderr.startswith("error: someone/else cannot be had from the hub: ")
+    assert missing.stderr.startswith("error: someone/else cannot be fetched from the hub: ")
 
 
 @pytest.mark.parametrize("has_index", [True, False])
@@ -208,8 +208,8 @@ def test_what_cannot_be_had_is_reported(hub: Hub, trained: Path, tmp_path: Path)
     flag = "hf_pretrained_model_name_or_dir"
     done = run(0, *given, f"--{flag}=someone/else", program=ENTRY_POINT)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.startswith(f"error: {flag}: someone/else cannot be had from the hub")
-    assert "give a local folder of the model instead" in done.stderr
+    assert done.stderr.startswith(f"error: {flag}: someone/else cannot be fetched from the hub")
+    assert "; fix: give a local folder of the model instead" in done.stderr
 
 
 def test_without_the_library_it_is_reported_how(monkeypatch: pytest.MonkeyPatch) -> None:

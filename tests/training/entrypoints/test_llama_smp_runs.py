@@ -193,7 +193,7 @@ def test_finetuning_begins_with_the_pretrained_model(
     flags = (*data, "--finetune=1", *by_name, "--max_steps=3", "--train_batch_size=4")
     checkpoint = tmp_path / "name" / "checkpoints" / "step_2_ckp"
     shown = train(tmp_path / "more", 0, *flags, f"--resume_from_checkpoint={checkpoint}")
-    assert "init_weights: not read, for there is a checkpoint to go on from" in shown
+    assert "init_weights: not read, as there is a checkpoint to go on from" in shown
     assert f"resumed from {checkpoint} at step 2" in shown
     assert [line["step"] for line in steps(tmp_path / "more")] == [3]
 
@@ -219,8 +219,9 @@ def test_texts_are_tokenized_as_they_are_read(tmp_path: Path) -> None:
     [
         (
             ("--hf_pretrained_model_name_or_dir=/nope",),
-            "hf_pretrained_model_name_or_dir: /nope is no folder here; give the folder of a model, "
-            "or its name in the hub, owner/model\n",
+            "hf_pretrained_model_name_or_dir: /nope is not a folder here; fix: give the folder of "
+            "a model, "
+            "or its name on the hub, owner/model\n",
         ),
         (
             (
@@ -229,7 +230,7 @@ def test_texts_are_tokenized_as_they_are_read(tmp_path: Path) -> None:
                 "/nope",
                 "--finetune_checkpoint_load_dir={}/x",
             ),
-            "pretrained_model_name: /nope is no folder here",
+            "pretrained_model_name: /nope is not a folder here",
         ),
         (
             ("--hf_pretrained_model_name_or_dir={}",),

@@ -119,7 +119,7 @@ def test_a_service_that_is_none(tmp_path: Path, service: Service) -> None:
     service.type = "<html>"
     assert found(tmp_path, service) == (
         "",
-        "the metadata service does not say: '<html>' is no type",
+        "the metadata service does not say: '<html>' is not a type",
     )
     environment = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9"}
     type, why = instance_type(tmp_path, environment)

@@ -138,7 +138,7 @@ def test_fewer_on_purpose(p5: Machine, chosen: dict[str, str]) -> None:
 def test_more_named_than_there_are(p5: Machine) -> None:
     (p5.root / "dev/nvidia5").unlink()
     shown = p5.shown(CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7")
-    assert "WARNING: node 0: CUDA_VISIBLE_DEVICES names 8 GPUs, and /dev shows 7" in shown
+    assert "WARNING: node 0: CUDA_VISIBLE_DEVICES names 8 GPUs, but /dev shows 7" in shown
 
 
 def test_network_cards_that_are_missing(p5: Machine) -> None:
@@ -146,7 +146,7 @@ def test_network_cards_that_are_missing(p5: Machine) -> None:
         (p5.root / f"sys/class/infiniband/rdmap{number}s0/device/vendor").write_text("0x15b3\n")
     shown = p5.shown()
     assert line(shown, "EFA").startswith("29 cards ")
-    assert "WARNING: node 0: of the 32 EFA cards of a p5.48xlarge 29 show" in shown
+    assert "WARNING: node 0: of the 32 EFA cards of a p5.48xlarge, 29 are seen" in shown
 
 
 def test_no_driver_of_network_cards(machine: Machine) -> None:
@@ -154,7 +154,7 @@ def test_no_driver_of_network_cards(machine: Machine) -> None:
     instance_trees.gpu(machine.root, 0, 0)
     shown = machine.shown()
     assert line(shown, "EFA").startswith("1 card ")
-    assert "/sys/class/infiniband is not there: 1 EFA card of a g6.8xlarge is taken for" in shown
+    assert "/sys/class/infiniband does not exist: 1 EFA card of a g6.8xlarge is taken for" in shown
 
 
 def test_cards_are_known_by_their_driver(machine: Machine) -> None:
@@ -280,7 +280,7 @@ def test_memory_that_cannot_be_locked(p5: Machine, monkeypatch: pytest.MonkeyPat
     few = (Limit("memlock", 65536, 8 * 2**20), Limit("nofile", 1024, 4096))
     monkeypatch.setattr(instance_trees, "LIMITS", few)
     shown = p5.shown()
-    assert "WARNING: node 0: memlock: 8192 KiB can be locked in memory, and EFA needs" in shown
+    assert "WARNING: node 0: memlock: 8192 KiB can be locked in memory, but EFA needs" in shown
     assert line(shown, "limits").endswith("memlock 8192 KiB, nofile 4096; memlock, nofile raised")
 
 

@@ -137,7 +137,7 @@ def test_the_port_of_neurons_runtime_stays_free() -> None:
         ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE: must be at least 1"),
         ({"NPROC_PER_NODE": "gpu"}, "NPROC_PER_NODE: must be a whole number"),
         ({"GPUS_PER_NODE": "gpu"}, "GPUS_PER_NODE: must be a whole number"),
-        ({"NPROC_PER_NODE": "2", "GPUS_PER_NODE": "8"}, "give one of them"),
+        ({"NPROC_PER_NODE": "2", "GPUS_PER_NODE": "8"}, "fix: give one of them"),
         ({"NODES": "n1 n2 n3"}, "sees a job of 2 nodes, and its launcher has started 3"),
         ({"NODES": "n1 n2", "SLURM_JOB_ID": ""}, "sees a job of 1 node, and its launcher"),
         ({"SPARES": "one"}, "SPARES: must be a whole number"),

@@ -83,7 +83,7 @@ def test_a_node_that_is_wrong_only_with_others(nodes: Nodes) -> None:
         shown(first, "host-1"),
     ), first.err
     assert nodes.bad_nodes.read_text() == "host-1\n"
-    assert "bad nodes: host-1; host-0 tells what is wrong" in third.err
+    assert "bad nodes: host-1; host-0 says what is wrong" in third.err
 
 
 def test_the_shared_folder(nodes: Nodes, tmp_path: Path) -> None:

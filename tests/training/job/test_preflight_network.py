@@ -37,7 +37,7 @@ def test_a_link_between_two_that_are_well_with_the_third(
     assert "though each does with others: the link between them" in ends[0].err
     # Neither is excluded: it may be the other's fault.
     assert not nodes.bad_nodes.exists()
-    assert "none that can be named; host-0 tells what is wrong" in ends[1].err
+    assert "none that can be named; host-0 says what is wrong" in ends[1].err
 
 
 def test_a_node_without_its_link_to_the_first(root: Path, tmp_path: Path, links: Bridge) -> None:

@@ -30,7 +30,7 @@ def test_a_folder_that_is_named_comes_before_the_image(tmp_path: Path) -> None:
 
 def test_a_named_folder_that_is_not_there_is_reported_and_stops_nothing(tmp_path: Path) -> None:
     said = triton_cache.begin(tmp_path / "job", {triton_cache.SEED: "/no/such"})
-    assert said == "TRITON_CACHE_SEED=/no/such is not there: kernels are compiled anew"
+    assert said == "TRITON_CACHE_SEED=/no/such does not exist: kernels are compiled anew"
     assert triton_cache.begin(tmp_path / "job", {}, in_image=tmp_path / "none") == ""
 
 

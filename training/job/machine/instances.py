@@ -158,5 +158,5 @@ def _ask_metadata(environment: Mapping[str, str]) -> str:
     token = ask("PUT", "api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
     found = ask("GET", "meta-data/instance-type", {"X-aws-ec2-metadata-token": token})
     if not _TYPE.fullmatch(found):
-        raise ValueError(f"{found!r} is no type")
+        raise ValueError(f"{found!r} is not a type")
     return found

@@ -47,7 +47,7 @@ def describe_limits(limits: tuple[Limit, ...], efa: bool) -> list[Decision]:
 def limit_warnings(limits: tuple[Limit, ...], efa: bool) -> list[str]:
     """Warn of a limit on locked memory if the network cards need it."""
     return [
-        f"memlock: {_text(one)} can be locked in memory, and EFA needs `unlimited`: set "
+        f"memlock: {_text(one)} can be locked in memory, but EFA needs `unlimited`; fix: set "
         "LimitMEMLOCK=infinity for slurmd (systemd), PropagateResourceLimitsExcept=MEMLOCK in "
         "slurm.conf"
         for one in limits

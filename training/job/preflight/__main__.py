@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         "--nproc",
         type=int,
         metavar="INT",
-        help="processes on this node (default: one an accelerator)",
+        help="processes on this node (default: one per accelerator)",
     )
     asked = parser.parse_args(arguments)
     try:

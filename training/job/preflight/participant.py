@@ -53,7 +53,7 @@ def run(
         coordinator = Coordinator(job, settings, names, clock, os.urandom(8).hex(), port)
     except OSError as error:
         why = f"port {port} of {names[0]}, where the nodes meet: {error.strerror or error}"
-        raise BadNode(f"preflight: {why}; MASTER_PORT leads to another") from error
+        raise BadNode(f"preflight: {why}; fix: choose another by MASTER_PORT") from error
     thread = threading.Thread(target=coordinator.run, name="preflight-coordinator", daemon=True)
     thread.start()
     Participant(plan, environment, settings, names, clock, root).run(address, coordinator.port)
@@ -188,7 +188,7 @@ class Participant:
         lines = list(asked["wrong"])
         if not lines:
             named = ", ".join(asked["bad"]) or "none that can be named"
-            lines = [f"bad nodes: {named}; {self._names[0]} tells what is wrong"]
+            lines = [f"bad nodes: {named}; {self._names[0]} says what is wrong"]
         raise BadNode("\n  ".join(["preflight: the job cannot train on these nodes", *lines]))
 
     def _why_not(self, place: str, error: Exception) -> str:

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         "--nproc",
         type=int,
         metavar="INT",
-        help="processes on each node (default: one an accelerator)",
+        help="processes on each node (default: one per accelerator)",
     )
     asked = parser.parse_args(arguments[:split])
     if asked.steps < 1:
