@@ -99,7 +99,7 @@ class Mamba2ForCausalLM(nn.Module):
         """
         if input_ids.ndim != 2 or not input_ids.numel():
             raise RequestError(
-                f"input_ids: must be of shape (prompts, tokens), with a token at least, not "
+                f"input_ids: must be of shape (prompts, tokens), with at least one token, not "
                 f"{tuple(input_ids.shape)}"
             )
         random = torch.Generator().manual_seed(seed)

@@ -155,8 +155,8 @@ def start(
         # On gloo it would never meet the ranks on nccl.
         asked = "cuda was asked for" if device == "cuda" else "auto takes this machine's GPUs"
         raise RequestError(
-            f"device: {asked}, and local rank {local_rank} has no GPU ({gpus} visible); "
-            "start fewer ranks a node, or use device=cpu",
+            f"device: {asked}, but local rank {local_rank} has no GPU ({gpus} visible); "
+            "fix: start fewer ranks per node, or use device=cpu",
             local=True,
         )
     where = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")

@@ -112,7 +112,7 @@ def test_a_key_of_wandb_in_the_environment_ends_no_job(tmp_path: Path) -> None:
     assert len(losses(tmp_path / "save")) == 6
     shown = "WARNING: Weights & Biases is left out, though WANDB_API_KEY or WANDB_MODE is in the"
     assert (done.stdout + done.stderr).count(shown) == 1
-    assert "pip install wandb, which is missing here" in done.stdout + done.stderr
+    assert "; fix: pip install wandb; " in done.stdout + done.stderr
 
 
 def test_the_launcher_shows_why_a_request_is_refused(tmp_path: Path) -> None:

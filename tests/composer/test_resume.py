@@ -95,7 +95,7 @@ def test_a_longer_run_reads_on_and_other_data_is_reported(tmp_path: Path) -> Non
     assert "resuming from" in longer and "step 4/6" in longer and "step 3/6" not in longer
     assert "\nstep" not in again, "a run that is done went on"
     assert (
-        "WARNING: data: the data, or a setting that cuts or orders it, is another" in other
+        "WARNING: data: the data, or a setting that cuts or orders it, is not that of" in other
         and "step 7/7" in other
     )
 

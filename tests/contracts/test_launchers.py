@@ -145,7 +145,7 @@ def test_the_flags_are_those_of_its_entry_point(any_shell: Shell) -> None:
         try:
             entry_point.configure(flags)
         except RequestError as error:
-            assert not trial and re.search("is no folder|must have sections", str(error))
+            assert not trial and re.search("is not a folder|must have sections", str(error))
 
 
 def test_own_runtime_of_the_checkout(shell: Shell) -> None:

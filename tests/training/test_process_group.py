@@ -85,7 +85,9 @@ def test_a_rank_without_a_gpu_beside_ranks_that_have_one_is_refused(
     """It would use gloo, and wait for ranks that use NCCL."""
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    found = rf"^device: .*{device}.* local rank {local_rank} has no GPU \({gpus} visible\); start"
+    found = (
+        rf"^device: .*{device}.* local rank {local_rank} has no GPU \({gpus} visible\); fix: start"
+    )
     with pytest.raises(RequestError, match=found) as refused:
         process_group.start(device)
     assert refused.value.local

@@ -282,7 +282,7 @@ def resume(
     before = record.settings | _changeable_sizes(record.model)
     now = changeable_settings(config, data.feed)
     for change in _changes(before, now | _changeable_sizes(model_identity(config))):
-        say(f"WARNING: {change}; what was asked for now counts")
+        say(f"WARNING: {change}; the new value is used")
     if record.world_size != group.world_size:
         say(f"it was saved by {record.world_size} ranks, now {group.world_size}")
     warning = data.resume(record.data)

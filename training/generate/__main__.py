@@ -50,7 +50,7 @@ def read_prompts(path: Path) -> list[str]:
     except UnicodeDecodeError as error:
         raise RequestError(f"--prompts: {path} is not UTF-8: {error}") from error
     if lines == [""]:
-        raise RequestError(f"--prompts: {path} is empty; write one prompt a line")
+        raise RequestError(f"--prompts: {path} is empty; fix: write one prompt per line")
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -153,10 +153,12 @@ def _refuse_unheeded(given: argparse.Namespace) -> None:
     """Raise RequestError for flags that would change nothing."""
     faults = []
     if given.prompts is None and given.batch_size is not None:
-        faults.append("--batch-size: counts only with --prompts; leave it out")
+        faults.append("--batch-size: has no effect without --prompts; fix: leave it out")
     if given.temperature == 0:
         faults += [
-            f"--{name}: temperature 0 takes the most likely token always; leave one of them out"
+            f"--{name}: temperature 0 always takes the most likely token; fix: leave one of the "
+            "two "
+            "out"
             for name in ("top-k", "top-p")
             if getattr(given, name.replace("-", "_")) is not None
         ]
@@ -169,7 +171,7 @@ def _parser() -> Parser:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder of a model")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", metavar="TEXT", help="text to go on from")
-    what.add_argument("--prompts", type=Path, metavar="FILE", help="texts, one a line")
+    what.add_argument("--prompts", type=Path, metavar="FILE", help="texts, one per line")
     for name, metavar, read, default, text in (
         ("max-new-tokens", "N", _within(int, 1), 200, "tokens to write, at most (default: 200)"),
         ("temperature", "T", _within(float, 0), None, "0: the most likely token (default: 1.0)"),
@@ -180,7 +182,7 @@ def _parser() -> Parser:
     ):
         parser.add_argument(f"--{name}", type=read, default=default, metavar=metavar, help=text)
     parser.add_argument("--tokenizer", type=Path, metavar="PATH", help=f"a local {TOKENIZER}")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU, if any")
     parser.add_argument(
         "--dtype",
         choices=DTYPES,

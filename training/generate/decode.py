@@ -74,8 +74,8 @@ def picker(
         if not torch.isfinite(logits).all():
             kind = str(dtype).removeprefix("torch.")
             raise TrainingError(
-                f"the model gives logits that are not finite, computed in {kind}: if another "
-                f"--dtype changes nothing, its weights are bad"
+                f"the model gives logits that are not finite, computed in {kind}; fix: try another "
+                f"--dtype; if that changes nothing, its weights are bad"
             )
         if temperature < torch.finfo(torch.float32).tiny:  # 0, or what may become 0 in float32
             return int(logits.argmax())

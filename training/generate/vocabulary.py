@@ -113,7 +113,7 @@ def choose_vocabulary(source: Source, given: Path | None) -> Vocabulary:
         with reading(given, "--tokenizer: "):
             path = given / TOKENIZER if given.is_dir() else given
             if not path.is_file():
-                raise RequestError(f"--tokenizer: {path} is not there")
+                raise RequestError(f"--tokenizer: {path} does not exist")
         return Tokens(path)
     if found := source.find(TOKENIZER):
         return Tokens(found)

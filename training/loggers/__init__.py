@@ -36,7 +36,10 @@ def check(run: RunConfig) -> None:
             if wanted:
                 _load(module)
         except ImportError as error:
-            faults.append(f"{setting}: pip install {package}, which is missing here ({error})")
+            faults.append(
+                f"{setting}: {package} cannot be imported here ({error}); fix: pip install "
+                f"{package}"
+            )
     if faults:
         raise RequestError.of(faults)
 
@@ -86,7 +89,7 @@ def open_wandb_of_environment(
     except Exception as error:  # from a library, a network, a disk: none is worth the run
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, ImportError):
-            reason = f"pip install wandb, which is missing here ({reason})"
+            reason = f"wandb cannot be imported here ({reason}); fix: pip install wandb"
         console.say(
             "WARNING: Weights & Biases is left out, though WANDB_API_KEY or WANDB_MODE is in the "
             f"environment: {reason.removeprefix('use_wandb: ')}; WANDB_MODE=disabled leaves it out "

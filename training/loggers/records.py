@@ -21,7 +21,7 @@ RECORDS: Mapping[str, Mapping[str, str]] = {
     "step": {
         **_STEP,
         "skipped": "true in a step that was left out (on_nan=skip), whose loss and grad_norm are "
-        "null; else not there",
+        "null; else absent",
     },
     "report": {
         **_STEP,

@@ -100,7 +100,8 @@ def begin(
     except (Error, ValueError) as error:  # ValueError: a variable of W&B has an invalid value
         reason = " ".join(str(error).split())
         raise RequestError(
-            f"use_wandb: {reason}; WANDB_MODE=offline keeps the run here for `wandb sync`"
+            f"use_wandb: {reason}; fix: set WANDB_MODE=offline, which keeps the run here for "
+            "`wandb sync`"
         ) from error
     with writing(path):
         path.write_text(json.dumps({"id": opened.id, "project": project}) + "\n")
@@ -115,5 +116,5 @@ def _known_id(run_id: str, path: Path) -> str | None:
         return str(json.loads(path.read_text())["id"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(
-            f"use_wandb: {path} cannot be read; remove it for a new run, or give wandb_run_id"
+            f"use_wandb: {path} cannot be read; fix: remove it for a new run, or give wandb_run_id"
         ) from error

@@ -131,12 +131,12 @@ class HybridConfig(Sizes):
         if strange := "".join(sorted(set(self.pattern) - set(self.kinds))):
             known = ", ".join(f"{one} ({LETTERS[one]})" for one in self.kinds)
             found.append(
-                f"pattern: {strange!r} is no kind of layer of {self.family}; it has {known}"
+                f"pattern: {strange!r} is not a kind of layer of {self.family}; it has {known}"
             )
         if len(self.pattern) != self.n_layer:
             found.append(
-                f"pattern: has {len(self.pattern)} letters, and n_layer is {self.n_layer}; give a "
-                f"letter a layer"
+                f"pattern: has {len(self.pattern)} letters, but n_layer is {self.n_layer}; fix: "
+                f"give a letter for each layer"
             )
         for part in ("mamba", "attention"):
             try:
@@ -214,14 +214,14 @@ class GraniteHybridConfig(HybridConfig):
         if bool(self.n_expert) != bool(self.top_k) or bool(self.n_expert) != bool(self.d_expert):
             found.append(
                 f"n_expert: {self.n_expert}, top_k: {self.top_k} and d_expert: {self.d_expert} go "
-                f"together; give all three, or none for a model without experts"
+                f"together; fix: give all three, or none for a model without experts"
             )
         elif self.top_k > self.n_expert:
             found.append(f"top_k: {self.top_k} of only {self.n_expert} experts")
         if self.balance_coefficient and not self.n_expert:
-            found.append("balance_coefficient: there are no experts to balance; leave it out")
+            found.append("balance_coefficient: there are no experts to balance; fix: leave it out")
         if self.mlp_bias:
-            found.append("mlp_bias: this MLP has none; leave it out")
+            found.append("mlp_bias: this MLP has none; fix: leave it out")
         return found
 
 

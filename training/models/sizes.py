@@ -124,7 +124,7 @@ class Mamba2Config(StateSpaceConfig):
             return [f"n_groups: {self.n_groups} does not divide the {self.n_head} heads"]
         low, high = self.dt_limit
         if not 0 <= low < high:
-            return [f"dt_limit_low: {low} must not be negative, and be below dt_limit_high {high}"]
+            return [f"dt_limit_low: {low} must be at least 0, and below dt_limit_high {high}"]
         return super().faults()
 
 
@@ -208,7 +208,7 @@ class MixtralConfig(MistralConfig):
         if self.top_k > self.n_expert:
             found.append(f"top_k: {self.top_k} of only {self.n_expert} experts")
         if self.mlp_bias:
-            found.append("mlp_bias: experts have none; leave it out")
+            found.append("mlp_bias: experts have none; fix: leave it out")
         if self.hidden_act != "silu":
             found.append(f"hidden_act: experts have silu only, not {self.hidden_act!r}")
         return found

@@ -106,7 +106,7 @@ def attention_from(
     if n != window and count + l > n:
         raise RequestError(
             f"attention: the state holds {n} positions, and these are {count} and {l} more; "
-            "start it with a greater length"
+            "fix: start it with a greater length"
         )
     keys, values = state["k"], state["v"]  # (b, n, g, d)
     if count + l > n and l > 1:
@@ -366,7 +366,7 @@ def _unfit_for_flash(like: Tensor) -> str:
     if on_gpu(like):
         return on_gpu(like)
     if like.dtype not in (torch.float16, torch.bfloat16):
-        return f"it computes in float16 and bfloat16, and the tensors are {like.dtype}"
+        return f"it computes in float16 and bfloat16, but the tensors are {like.dtype}"
     if torch.cuda.get_device_capability(like.device) < (8, 0):
         return "it needs an Ampere GPU or a later one"
     return ""

@@ -127,19 +127,19 @@ def parse(forced: str) -> dict[str, str]:
 
 def on_gpu(like: Tensor) -> str:
     """Return why a tensor does not fit: it is not on a GPU. Empty if it fits, as below."""
-    return "" if like.is_cuda else f"it needs a GPU, and the tensors are on {like.device.type}"
+    return "" if like.is_cuda else f"it needs a GPU, but the tensors are on {like.device.type}"
 
 
 def on_gpu_at_most_float32(like: Tensor) -> str:
     """Return why a tensor does not fit: it is not on a GPU, or is float64."""
-    wide = "it computes in float32, and the tensors are float64"
+    wide = "it computes in float32, but the tensors are float64"
     return on_gpu(like) or (wide if like.dtype == torch.float64 else "")
 
 
 def on_neuron(like: Tensor) -> str:
     """Return why a tensor does not fit: it is not on a Neuron device (XLA's device with NKI)."""
     where = like.device.type
-    return "" if where == "xla" else f"it needs a Neuron device, and the tensors are on {where}"
+    return "" if where == "xla" else f"it needs a Neuron device, but the tensors are on {where}"
 
 
 @functools.lru_cache

@@ -51,7 +51,7 @@ class ContextGroup:
         if length < self.size:
             raise RequestError(
                 f"context_parallel: {self.size} ranks cannot share a row of {length} tokens; "
-                "make seq_length larger, or context_parallel smaller"
+                "fix: make seq_length larger, or context_parallel smaller"
             )
         ends = [(index + 1) * length // self.size for index in range(self.size)]
         return Piece.of_rows(self, ends, like, seq_idx)
@@ -180,7 +180,7 @@ class Piece(Documents):
         if min(self.lengths) < steps:
             raise RequestError(
                 f"context_parallel: a piece of {min(self.lengths)} tokens is shorter than the "
-                f"{steps} inputs that its convolution passes on; make seq_length larger, or "
+                f"{steps} inputs that its convolution passes on; fix: make seq_length larger, or "
                 "context_parallel smaller"
             )
         extended: Tensor = _Led.apply(x, self.ranks, steps)  # (b, steps + l, d)

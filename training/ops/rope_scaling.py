@@ -93,7 +93,7 @@ class RopeScaling:
         if self.kind not in USES:
             raise RequestError(f"rope_scaling: must be one of {', '.join(USES)}, not {self.kind!r}")
         found = [
-            f"rope_scaling: {self.kind} has no {field.name}; leave it out"
+            f"rope_scaling: {self.kind} has no {field.name}; fix: leave it out"
             for field in fields(self)
             if field.name not in ("kind", *USES[self.kind])
             and getattr(self, field.name) != field.default
@@ -105,7 +105,7 @@ class RopeScaling:
             if isinstance(value, float) and not math.isfinite(value)
         ]
         if not self.factor >= 1:
-            found.append(f"rope_scaling: factor must be at least 1, is {self.factor}")
+            found.append(f"rope_scaling: factor must be at least 1, not {self.factor}")
         # longrope divides by the logarithm of the context.
         least = 2 if self.kind == "longrope" else 1
         if self.original_context < least:
@@ -136,8 +136,8 @@ class RopeScaling:
         if self.kind != "longrope":
             return []
         return [
-            f"rope_scaling: {name} has {len(given)} numbers, and a head of {d} channels has "
-            f"{d // 2} pairs; give one for each"
+            f"rope_scaling: {name} has {len(given)} numbers, but a head of {d} channels has "
+            f"{d // 2} pairs; fix: give one for each"
             for name in ("short_factor", "long_factor")
             if len(given := getattr(self, name)) != d // 2
         ]

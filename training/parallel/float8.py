@@ -34,7 +34,7 @@ def convert(
     has_library = importlib.util.find_spec("torchao") is not None
     why = obstacle(config, dtype, capability, has_library)
     if why:
-        log.info("fp8: off, for %s", why)
+        log.info("fp8: off, as %s", why)
         return
     from torchao.float8 import convert_to_float8_training
 
@@ -51,11 +51,11 @@ def obstacle(
 ) -> str:
     """Return why float8 is unavailable, or an empty string. `capability` is None without a GPU."""
     if capability is None:
-        return "this is no GPU"
+        return "this is not a GPU"
     if capability < LEAST:
-        return f"this GPU has compute capability {capability[0]}.{capability[1]}, and it takes 8.9"
+        return f"this GPU has compute capability {capability[0]}.{capability[1]}, but it needs 8.9"
     if dtype != torch.bfloat16:
-        return "the blocks compute in float32, and it takes bfloat16"
+        return "the blocks compute in float32, but it needs bfloat16"
     if config.tensor_parallel > 1:
         return f"{config.tensor_parallel} ranks share each layer (tensor_parallel)"
     if config.fsdp_engine == "fsdp1" or compat.fsdp2() is None:

@@ -169,7 +169,7 @@ def mesh_shape(config: ParallelConfig, group: Group) -> tuple[int, int]:
         raise RequestError.of(found)
     if shared % config.tensor_parallel:
         raise RequestError(
-            f"shard_group_size: {shared} ranks are no whole tensor groups of "
+            f"shard_group_size: {shared} ranks are not whole tensor groups of "
             f"{config.tensor_parallel}"
         )
     return group.world_size // shared, shared // config.tensor_parallel
@@ -246,8 +246,8 @@ def compile_blocks(blocks: Iterable[Block]) -> None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise RequestError(
-            f"use_torch_compile: needs a C++ compiler, and {compiler} is not on PATH; "
-            "install g++, name another by CXX, or leave the flag out"
+            f"use_torch_compile: needs a C++ compiler, but {compiler} is not on PATH; "
+            "fix: install g++, name another by CXX, or leave the flag out"
         )
     hide_from_compiler()
     for block in blocks:

@@ -35,7 +35,7 @@ among them: in a block they are parts of a scan, of attention with a window or t
 def uses_fsdp2(engine: str) -> bool:
     """Return whether to use FSDP2. Raises RequestError if it is asked for and torch has none."""
     if engine == "fsdp2" and compat.fsdp2() is None:
-        raise RequestError(f"fsdp_engine: torch {torch.__version__} has no FSDP2; use auto")
+        raise RequestError(f"fsdp_engine: torch {torch.__version__} has no FSDP2; fix: use auto")
     return engine != "fsdp1" and compat.fsdp2() is not None
 
 
@@ -43,7 +43,7 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     """Choose bfloat16 or float32; auto is bfloat16 on a GPU that has it."""
     has_bf16 = device.type == "cpu" or torch.cuda.is_bf16_supported()
     if precision == "bf16" and not has_bf16:
-        raise RequestError("precision: this GPU has no bfloat16; use precision=fp32")
+        raise RequestError("precision: this GPU has no bfloat16; fix: use precision=fp32")
     wanted = precision == "bf16" or (precision == "auto" and device.type == "cuda" and has_bf16)
     return torch.bfloat16 if wanted else torch.float32
 
@@ -55,25 +55,27 @@ def check_tradeoffs(config: Config, device: torch.device) -> None:
     found = []
     if parallel.checkpointing_policy == "selective" and compat.selective_contexts() is None:
         found.append(
-            f"checkpointing_policy: selective takes torch 2.4 or later, this is "
-            f"{torch.__version__}; use full"
+            f"checkpointing_policy: selective needs torch 2.4 or later, but this is "
+            f"{torch.__version__}; fix: use full"
         )
     if fsdp2 and not parallel.limit_all_gathers:
-        found.append("limit_all_gathers: FSDP2 always limits them; use fsdp_engine=fsdp1 for False")
+        found.append(
+            "limit_all_gathers: FSDP2 always limits them; fix: use fsdp_engine=fsdp1 for False"
+        )
     if fsdp2 and parallel.backward_prefetch == "post":
         found.append(
-            "backward_prefetch: FSDP2 always gathers before a block's gradients; use pre, or "
+            "backward_prefetch: FSDP2 always gathers before a block's gradients; fix: use pre, or "
             "fsdp_engine=fsdp1"
         )
     narrow = compute_dtype(parallel.precision, device) == torch.bfloat16
     if parallel.reduce_precision == "bf16" and not narrow:
         found.append(
             f"reduce_precision: bf16 would round the gradients of float32 "
-            f"(precision={parallel.precision} on {device.type}); use auto or fp32"
+            f"(precision={parallel.precision} on {device.type}); fix: use auto or fp32"
         )
     if device.type == "cpu":
         found += [
-            f"{name}: on a CPU everything is in the host's memory already; leave it out"
+            f"{name}: on a CPU everything is in the host's memory already; fix: leave it out"
             for name in ("offload_activations", "cpu_offload")
             if getattr(parallel, name)
         ]
@@ -81,11 +83,11 @@ def check_tradeoffs(config: Config, device: torch.device) -> None:
     if parallel.offload_activations and horizon >= blocks:
         found.append(
             f"activation_loading_horizon: {horizon} blocks ahead are all that a model of {blocks} "
-            "has, so nothing would leave; use less, or leave out offload_activations"
+            "has, so nothing would be offloaded; fix: use less, or leave out offload_activations"
         )
     if parallel.cpu_offload and not fsdp2 and config.data.gradient_accumulation > 1:
         found.append(
-            "cpu_offload: FSDP1 does not add up gradients that are in the host's memory; use "
+            "cpu_offload: FSDP1 does not add up gradients that are in the host's memory; fix: use "
             "gradient_accumulation=1, or FSDP2"
         )
     if found:

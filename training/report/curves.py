@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BLOCKS = 400  # points of a curve, at most
 SPANS = 8  # spans of the moving average in a run
 LONG = 60  # characters of a name, at most
-LOST = "the first loss that is no number"
+LOST = "the first loss that is not a number"
 PALE, BAND = 0.4, 0.25  # opacities
 
 
@@ -158,14 +158,14 @@ def draw_pictures(runs: list[Run], over: str) -> dict[str, bytes]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RequestError(
-            "the pictures are drawn by the library matplotlib, which is not installed "
-            "(pip install matplotlib)"
+            "the pictures are drawn by the library matplotlib, which is not installed; "
+            "fix: pip install matplotlib"
         ) from error
     axis = OVER[over]
     if not any(run.steps.has(axis.column) for run in runs):
         raise RequestError(
             f"--over={over}: no run has recorded how long its steps take, which its reports do; "
-            "fix: --over=steps"
+            "fix: give --over=steps"
         )
     drawn = {}
     for picture in PICTURES:

@@ -141,7 +141,7 @@ def _fault(folder: Path) -> str:
     """Return why a path is not a run's folder; empty if it is one."""
     try:
         if not folder.is_dir():
-            return "is not a folder" if folder.exists() else "not there"
+            return "is not a folder" if folder.exists() else "does not exist"
         if not (folder / METRICS).is_file() and not (folder / CONFIG).is_file():
             return f"has no {METRICS}; a run's folder is the one it saves to"
     except OSError as error:  # such as a folder that this user may not enter

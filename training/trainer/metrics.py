@@ -185,8 +185,8 @@ class Metrics:
 def _stopped_by(step: int, what: str, value: float) -> TrainingError:
     return TrainingError(
         f"step {step}: {what} is {value}; the run stops here, and no checkpoint has been written "
-        "since. A lower learning_rate or grad_clip_thresh may help; trace_nan=True names where it "
-        "comes from, on_nan=skip goes on"
+        "since; fix: try a lower learning_rate or grad_clip_thresh (trace_nan=True names where it "
+        "comes from, on_nan=skip goes on)"
     )
 
 

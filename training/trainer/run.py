@@ -207,7 +207,7 @@ def _open_data(config: Config, group: Group, say: Say) -> tuple[Prefetcher, Data
 
 def _require_same(data: Prefetcher, first: str) -> None:
     if data.feed.fingerprint != first:
-        raise RequestError("dataset_path: this rank sees other files than rank 0")
+        raise RequestError("dataset_path: this rank and rank 0 see different files")
 
 
 def _build_model(

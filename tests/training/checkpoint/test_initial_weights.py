@@ -173,7 +173,7 @@ def broken(weights: Path, folder: Path, what: str) -> Path:
             ["backbone.norm_f.weight is missing, wanted (128,)", "backbone.extra is not expected"],
         ),
         ("family", ["family: mamba there, llama asked for"]),
-        ("nothing", ["init_weights: /nowhere is no folder"]),
+        ("nothing", ["init_weights: /nowhere is not a folder"]),
     ],
 )
 def test_other_weights_are_refused(

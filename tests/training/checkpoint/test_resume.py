@@ -271,7 +271,7 @@ def test_a_setting_that_is_another_on_resumption_is_reported(
     assert "seq_length: the checkpoint was made with 17, this is 9" in shown
     assert "schedule: the checkpoint was made with quadratic-cosine, this is cosine" in shown
     assert "min_lr: the checkpoint was made with 1e-05, this is 0" in shown
-    assert all("what was asked for now counts" in line for line in warnings)
+    assert all("the new value is used" in line for line in warnings)
 
 
 def test_another_way_to_compute_on_resumption_is_reported(
@@ -285,7 +285,7 @@ def test_another_way_to_compute_on_resumption_is_reported(
         "precision: the checkpoint was made with auto, this is bf16",
         "reduce_precision: the checkpoint was made with auto, this is fp32",
     ):
-        assert f"WARNING: {what}; what was asked for now counts" in done.stdout
+        assert f"WARNING: {what}; the new value is used" in done.stdout
 
 
 def test_a_schedule_in_tokens_counts_those_of_an_earlier_global_batch(

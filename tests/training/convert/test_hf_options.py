@@ -195,11 +195,12 @@ def test_the_way_back_keeps_the_option(name: str, tmp_path: Path) -> None:
         ),
         ("llama", llama(**YARN, attention_factor=0.0), "attention_factor must be more than 0"),
         ("llama", llama(**YARN, truncate="yes"), "truncate must be true or false, not 'yes'"),
-        ("llama", llama(rope_type="longrope", **WITHIN), "short_factor has 0 numbers, and a head"),
+        ("llama", llama(rope_type="longrope", **WITHIN), "short_factor has 0 numbers, but a head"),
         (
             "llama",
             llama(**{**LONGROPE, "long_factor": [1.0] * 5}),
-            "long_factor has 5 numbers, and a head of 8 channels has 4 pairs; give one for each",
+            "long_factor has 5 numbers, but a head of 8 channels has 4 pairs; fix: give one for "
+            "each",
         ),
         (
             "llama",
@@ -244,7 +245,7 @@ def test_the_way_back_keeps_the_option(name: str, tmp_path: Path) -> None:
         (
             "nemotron_h",
             {**NEMOTRON, "layers_block_type": ["mamba", "moe"]},
-            "'E' is no kind of layer of nemotron_h",
+            "'E' is not a kind of layer of nemotron_h",
         ),
         ("nemotron_h", {**NEMOTRON, "mlp_hidden_act": "silu"}, "nemotron_h is made with relu2"),
         ("nemotron_h", {**NEMOTRON, "num_nextn_predict_layers": 1}, "predict further tokens"),
@@ -279,7 +280,7 @@ def rope_of(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_fields_that_a_kind_has_no_use_for() -> None:
-    with pytest.raises(RequestError, match="linear has no beta_fast; leave it out"):
+    with pytest.raises(RequestError, match="linear has no beta_fast; fix: leave it out"):
         RopeScaling(kind="linear", factor=2, beta_fast=3.0)
     with pytest.raises(RequestError, match="rope_scaling: faktor is not one of kind, factor,"):
         RopeScaling.of({"kind": "linear", "factor": 2, "faktor": 3})

@@ -203,4 +203,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     rank_file(tmp_path / "exp_step_8", 1).unlink()
     done = run(0, *words, str(tmp_path / "again"), program=program)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("error: ") and "is missing: dp_rank_00_tp_rank_01" in done.stderr
+    assert (
+        done.stderr.startswith("error: ")
+        and "of 4 ranks, missing: dp_rank_00_tp_rank_01" in done.stderr
+    )

@@ -377,7 +377,9 @@ def test_validation_freq_finds_the_held_out_split_of_a_folder(tmp_path: Path) ->
         source = f"stream:{make(tmp_path / make.__name__)}"
         assert configure((*flags, f"--dataset={source}")).data.eval_dataset_path == source
     write(tmp_path / "one", "train.jsonl")
-    message = r"^validation_freq: .* no split 'validation'; there are: train \(1 file\); name one"
+    message = (
+        r"^validation_freq: .* no split 'validation'; there are: train \(1 file\); fix: name one"
+    )
     with pytest.raises(RequestError, match=message):
         configure((*flags, f"--dataset=stream:{tmp_path}/one"))
 

@@ -267,7 +267,7 @@ def test_prompts_that_cannot_be_taken_are_reported_by_their_lines(
     assert f"--prompts: {file}: line 3: its 19 tokens and --max-new-tokens=5 are more" in shown[2]
     file.write_text("")
     assert run_command(write, words) == 2
-    assert f"--prompts: {file} is empty; write one prompt a line" in capsys.readouterr().err
+    assert f"--prompts: {file} is empty; fix: write one prompt per line" in capsys.readouterr().err
     file.write_bytes(b"\xff\xfe")
     assert run_command(write, words) == 2
     assert f"--prompts: {file} is not UTF-8" in capsys.readouterr().err

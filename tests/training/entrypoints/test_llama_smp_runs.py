@@ -69,7 +69,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, data: tuple[str, ...]) -> 
 def test_a_run_goes_on_by_itself(trained: Any) -> None:
     folder, first, again = trained
     assert first.startswith("torch.sagemaker is not installed: torch's own FSDP and tensor")
-    assert "fp8: off, for this is no GPU" in first
+    assert "fp8: off, as this is not a GPU" in first
     assert "step_4_ckp at step 4" in again and "done: 6 steps" in again
     save = folder / "save"
     assert [line["step"] for line in steps(save)] == [1, 2, 3, 4, 5, 6]
@@ -87,7 +87,7 @@ def test_files_of_the_other_kind_are_named(tmp_path: Path) -> None:
     for name, zipped, there in (("packed", 0, r"*.json.gz"), ("plain", 1, "*.json")):
         flags = (*MODEL, save, f"--training_dir={tmp_path}/{name}", f"--zipped_data={zipped}")
         done = run(0, *flags, "--max_steps=1", program=ENTRY_POINT)
-        answer = f"there are {there}: write lines:{tmp_path}/{name}/{there}"
+        answer = f"files, but {there}; fix: write lines:{tmp_path}/{name}/{there}"
         assert done.returncode == 2 and answer in done.stderr, done.stderr
         flags = (*MODEL, save, f"--training_dir=lines:{tmp_path}/{name}/{there}", "--max_steps=1")
     done = run(0, *flags, program=ENTRY_POINT)

@@ -182,9 +182,9 @@ def test_dtype_of_the_stream_under_bfloat16_weights(config: HybridConfig, wide: 
 @pytest.mark.parametrize(
     ("config", "changes", "shown"),
     [
-        (BAMBA, {"pattern": "M-M"}, "pattern: '-' is no kind of layer of bamba; it has M"),
-        (NEMOTRON, {"pattern": "MEM*E"}, "'E' is no kind of layer of nemotron_h"),
-        (BAMBA, {"n_layer": 4}, "pattern: has 3 letters, and n_layer is 4"),
+        (BAMBA, {"pattern": "M-M"}, "pattern: '-' is not a kind of layer of bamba; it has M"),
+        (NEMOTRON, {"pattern": "MEM*E"}, "'E' is not a kind of layer of nemotron_h"),
+        (BAMBA, {"n_layer": 4}, "pattern: has 3 letters, but n_layer is 4; fix: give a letter"),
         (BAMBA, {"n_groups": 3}, "n_groups: 3 does not divide the 4 heads"),
         (BAMBA, {"n_kv_head": 3}, "n_kv_head: 3 does not divide n_head 4"),
         (BAMBA, {"n_head": 256}, "n_head: 256 does not divide d_model"),

@@ -78,7 +78,7 @@ def test_every_operation_that_can_be_forced_is_one() -> None:
 
 
 def test_a_kernel_for_gpus_is_not_taken_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert on_gpu(X) == "it needs a GPU, and the tensors are on cpu"
+    assert on_gpu(X) == "it needs a GPU, but the tensors are on cpu"
     monkeypatch.setenv(VARIABLE, "selective_scan=mamba-ssm")
     with pytest.raises(RequestError, match="selective_scan=mamba-ssm cannot run: it needs a GPU"):
         scan.CHOICE(X)

@@ -17,8 +17,8 @@ def test_float8_is_reported_to_be_off_where_it_cannot_be() -> None:
     shared = ParallelConfig(fp8=True, tensor_parallel=2)
     old = ParallelConfig(fp8=True, fsdp_engine="fsdp1")
     cases: list[tuple[Any, str]] = [
-        ((wanted, bf16, None, True), "this is no GPU"),
-        ((wanted, bf16, (8, 0), True), "this GPU has compute capability 8.0, and it takes 8.9"),
+        ((wanted, bf16, None, True), "this is not a GPU"),
+        ((wanted, bf16, (8, 0), True), "this GPU has compute capability 8.0, but it needs 8.9"),
         ((wanted, fp32, (9, 0), True), "the blocks compute in float32"),
         ((shared, bf16, (9, 0), True), "2 ranks share each layer"),
         ((old, bf16, (9, 0), True), "this is FSDP1"),

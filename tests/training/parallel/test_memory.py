@@ -186,7 +186,7 @@ def refusals() -> list[tuple[tuple[str, ...], str]]:
         found.append((("--limit_all_gathers=False",), "limit_all_gathers: FSDP2 always limits"))
         found.append((("--backward_prefetch=post",), "backward_prefetch: FSDP2 always gathers"))
     if not compat.selective_contexts():
-        found.append(((RECOMPUTE, SELECTIVE), "checkpointing_policy: selective takes torch 2.4"))
+        found.append(((RECOMPUTE, SELECTIVE), "checkpointing_policy: selective needs torch 2.4"))
     return found
 
 

@@ -175,4 +175,4 @@ def test_without_a_device_the_way_out_is_reported(tmp_path: Path, data: str) -> 
     )
     done = run(0, "--config", str(config), *settings, program=("-m", "training"))
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "error: device: xla cannot be had here" in done.stderr and "gloo" in done.stderr
+    assert "error: device: xla is not available here" in done.stderr and "gloo" in done.stderr

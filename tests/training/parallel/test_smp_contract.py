@@ -58,7 +58,7 @@ def test_a_run_and_its_resumption(tmp_path: Path, data: str) -> None:
     shown, calls = train(tmp_path / "run", *flags, "--max_steps=4")
     whole = losses(tmp_path / "run")
     assert "is not installed" not in shown
-    assert "fp8: off, for blocks are recomputed" in shown
+    assert "fp8: off, as blocks are recomputed" in shown
     assert calls[0] == {
         "call": "init",
         "config": {
@@ -100,7 +100,7 @@ def test_finetuning_gives_the_losses_of_the_native_way(tmp_path: Path, data: str
     [
         ((), "only the library's own layers have it"),
         (("--use_smp_implementation=1",), "blocks are recomputed"),
-        (("--use_smp_implementation=1", "--activation_checkpointing=0"), "this is no GPU"),
+        (("--use_smp_implementation=1", "--activation_checkpointing=0"), "this is not a GPU"),
     ],
 )
 def test_float8_is_reported_to_be_off(flags: tuple[str, ...], shown: str) -> None:
@@ -113,7 +113,7 @@ def test_float8_is_reported_to_be_off(flags: tuple[str, ...], shown: str) -> Non
     [
         (("--cpu_offload=1",), "cpu_offload: backend=smp has none"),
         (("--use_torch_compile=1",), "use_torch_compile: backend=smp has none"),
-        (("--fsdp_engine=fsdp2",), "fsdp_engine: the library goes by FSDP1"),
+        (("--fsdp_engine=fsdp2",), "fsdp_engine: the library uses FSDP1"),
         (("--shard_degree=3",), "shard_group_size: 4 ranks cannot be cut into groups of 3"),
         (("--tensor_parallel_degree=3",), "tensor_parallel: 4 ranks cannot be cut into groups"),
         (
@@ -151,8 +151,8 @@ def test_what_the_library_is_started_with() -> None:
 @pytest.mark.processes
 def test_without_the_library_it_is_reported(tmp_path: Path) -> None:
     flags = (*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir={tmp_path}", "--backend=smp")
-    with pytest.raises(RequestError, match=r"backend: smp takes the library torch.sagemaker"):
+    with pytest.raises(RequestError, match=r"backend: smp needs the library torch.sagemaker"):
         sagemaker.library()
     done = run(0, *flags, program=("-m", "training.llama_smp"))
     assert done.returncode == 2
-    assert done.stderr.startswith("error: backend: smp takes the library torch.sagemaker")
+    assert done.stderr.startswith("error: backend: smp needs the library torch.sagemaker")

@@ -229,9 +229,9 @@ def test_folders_that_hold_no_run(tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.splitlines() == [
         "error: 6 faults",
-        f"  - {tmp_path}/none: not there",
+        f"  - {tmp_path}/none: does not exist",
         f"  - {long}: cannot be read: File name too long",
-        f"  - {loop}: not there",
+        f"  - {loop}: does not exist",
         f"  - {tmp_path}/bare: has no metrics.jsonl; a run's folder is the one it saves to",
         f"  - {run}/config.json: is not a folder",
         f"  - {run}: was given twice",
@@ -271,8 +271,8 @@ def test_without_matplotlib(tmp_path: Path) -> None:
     done = report(run, "-o", tmp_path / "out", PYTHONPATH=f"{tmp_path}/hide:{ROOT}")
     assert done.returncode == 2 and not (tmp_path / "out").exists()
     assert done.stderr == (
-        "error: the pictures are drawn by the library matplotlib, which is not installed "
-        "(pip install matplotlib)\n"
+        "error: the pictures are drawn by the library matplotlib, which is not installed; "
+        "fix: pip install matplotlib\n"
     )
 
 

@@ -137,7 +137,7 @@ def test_over_time_before_the_first_report(tmp_path: Path) -> None:
     assert done.returncode == 2 and not (tmp_path / "out").exists()
     assert done.stderr == (
         "error: --over=time: no run has recorded how long its steps take, which its reports do; "
-        "fix: --over=steps\n"
+        "fix: give --over=steps\n"
     )
     page = made(tmp_path, run, write(tmp_path / "older", history(20)), "--over=time")
     assert "without start-up, evaluations" in page.captions[0]

@@ -321,7 +321,7 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
     checkpoints.prepare(less, save, 1000, 2, said.append)
     with pytest.raises(RequestError, match=r"has checkpoints, such as ep0-ba10-rank0.pt; fix: set"):
         checkpoints.prepare(load(tmp_path, trainer__autoresume=False), save, 1000, 2, said.append)
-    with pytest.raises(RequestError, match=r"^2 faults\n  - model.d_model: is 64, and 2688 in the"):
+    with pytest.raises(RequestError, match=r"^2 faults\n  - model.d_model: is 64, but 2688 in the"):
         other = load(tmp_path, model__d_model=64, model__n_layer=2)
         checkpoints.prepare(other, save, 1000, 2, said.append)
     with pytest.raises(RequestError, match=r"^trainer.save_folder: /proc/x cannot be written"):

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
-    raise ImportError(f"its kernels take Triton 3.4 or later, this is {triton.__version__}")
+    raise ImportError(f"its kernels need Triton 3.4 or later, but this is {triton.__version__}")
 
 NEVER = tl.constexpr(1e30)
 """The sum of the deltas of a chunk in which a document begins: it makes the decay 0."""

@@ -52,7 +52,9 @@ class Neuron(Backend):
         parallel = config.parallel
         found = degrees.world_faults(parallel.tensor_parallel, group.world_size, True)
         if not compat.saves_boxes():
-            found.append(f"backend: neuron takes torch 2.5 or later, this is {torch.__version__}")
+            found.append(
+                f"backend: neuron needs torch 2.5 or later, but this is {torch.__version__}"
+            )
         if group.device.type == "xla" and not absent(NKI):
             found += _kernel_faults(config)
         if found:

@@ -76,8 +76,8 @@ def _xla() -> Any:
     except Exception as error:  # its libraries fail in many ways without a device
         first = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestError(
-            f"device: xla cannot be had here: {first}; it takes torch-xla and a Neuron device (the "
-            f"target neuron-mamba2 on a trn instance); on a CPU use gloo, on GPUs nccl "
+            f"device: xla is not available here: {first}; it needs torch-xla and a Neuron device "
+            f"(the target neuron-mamba2 on a trn instance); fix: on a CPU use gloo, on GPUs nccl "
             f"(torch {torch.__version__})"
         ) from error
     return xla

@@ -75,7 +75,8 @@ def library() -> Any:
         import torch.sagemaker as tsm
     except ImportError as error:
         raise RequestError(
-            f"backend: smp takes the library torch.sagemaker, which is not here ({error}); use fsdp"
+            f"backend: smp needs the library torch.sagemaker, which is not here ({error}); fix: "
+            "use fsdp"
         ) from error
     return tsm
 

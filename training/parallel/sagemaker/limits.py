@@ -21,7 +21,7 @@ def check(config: Config, group: Group) -> None:
     if config.model.sizes.family not in FAMILIES:
         found.append(f"backend: smp trains {', '.join(FAMILIES)}, not {config.model.sizes.family}")
     if parallel.fsdp_engine == "fsdp2":
-        found.append("fsdp_engine: the library goes by FSDP1; use auto")
+        found.append("fsdp_engine: the library uses FSDP1; fix: use auto")
     for name, wanted in (
         ("cpu_offload", parallel.cpu_offload),
         ("use_torch_compile", parallel.use_torch_compile),
@@ -31,10 +31,10 @@ def check(config: Config, group: Group) -> None:
         ("reset_documents", config.data.reset_documents),
     ):
         if wanted:
-            found.append(f"{name}: backend=smp has none; leave it out, or use backend=fsdp")
+            found.append(f"{name}: backend=smp has none; fix: leave it out, or use backend=fsdp")
     ranks = parallel.tensor_parallel
     if ranks > 1 and not parallel.smp_transform:
-        found.append("smp_transform: only the library's own layers can be shared; use True")
+        found.append("smp_transform: only the library's own layers can be shared; fix: use True")
     if group.world_size % ranks:
         found.append(
             f"tensor_parallel: {group.world_size} ranks cannot be cut into groups of {ranks}"
@@ -47,7 +47,7 @@ def check(config: Config, group: Group) -> None:
     if config.run.final_model_dir and parallel.smp_transform:
         found.append(
             "final_model_dir: checkpoints of the library's own layers have names of its own, which "
-            "cannot be converted; use smp_transform=False"
+            "cannot be converted; fix: use smp_transform=False"
         )
     if found:
         raise RequestError.of(found)
@@ -58,14 +58,16 @@ def fp8_obstacle(config: Config, device: torch.device) -> str:
     if not config.parallel.smp_transform:
         return "only the library's own layers have it (smp_transform)"
     if config.parallel.fsdp_activation_checkpointing:
-        return "blocks are recomputed, and transformer_engine's float8 does not go with torch's way"
+        return (
+            "blocks are recomputed, and transformer_engine's float8 does not work with torch's way"
+        )
     if device.type != "cuda":
-        return "this is no GPU"
+        return "this is not a GPU"
     capability = torch.cuda.get_device_capability(device)
     if capability < float8.LEAST:
-        return f"this GPU has compute capability {capability[0]}.{capability[1]}, and it takes 8.9"
+        return f"this GPU has compute capability {capability[0]}.{capability[1]}, but it needs 8.9"
     if compute_dtype(config.parallel.precision, device) != torch.bfloat16:
-        return "the blocks compute in float32, and it takes bfloat16"
+        return "the blocks compute in float32, but it needs bfloat16"
     if importlib.util.find_spec("transformer_engine") is None:
         return "the library transformer_engine is not installed"
     return ""

@@ -160,7 +160,7 @@ def _context(config: Config, group: Group) -> Callable[[], AbstractContextManage
         return nullcontext
     why = limits.fp8_obstacle(config, group.device)
     if why:
-        log.info("fp8: off, for %s", why)
+        log.info("fp8: off, as %s", why)
         return nullcontext
     import torch.sagemaker as tsm
     from transformer_engine.common.recipe import DelayedScaling, Format
