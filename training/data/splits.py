@@ -199,7 +199,7 @@ def _require_no_config(name: str, config: str) -> None:
     if config:
         raise RequestError(
             f"{name} has no configuration {config!r}: only a folder whose README.md lists some, "
-            "or a set of the hub, has any; fix: leave it out"
+            "or a set on the hub, has any; fix: leave it out"
         )
 
 

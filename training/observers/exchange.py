@@ -159,8 +159,8 @@ def _connect() -> Any:
         )
     except RuntimeError as error:
         raise TrainingError(
-            f"hang_seconds: the ranks cannot reach {host}:{port}, where they met; fix: let them, "
-            "or set hang_seconds=0 and hang_abort_seconds=0, so that nothing is watched"
+            f"hang_seconds: the ranks cannot reach {host}:{port}, where they met; fix: let them "
+            "reach it, or set hang_seconds=0 and hang_abort_seconds=0, so that nothing is watched"
         ) from error
 
 
