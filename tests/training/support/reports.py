@@ -20,7 +20,7 @@ def report(
     command = [sys.executable, "-m", "training.report", *map(str, arguments)]
     whole = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     return subprocess.run(
-        command, env=whole, text=True, stdout=to, stderr=subprocess.PIPE, timeout=120
+        command, env=whole, text=True, stdout=to, stderr=subprocess.PIPE, timeout=400
     )
 
 

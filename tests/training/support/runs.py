@@ -77,7 +77,7 @@ def started(
 
 
 def run(
-    ranks: int, *flags: str, timeout: float = 120, program: Sequence[str] = ()
+    ranks: int, *flags: str, timeout: float = 400, program: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run the entry point to its end."""
     with started(ranks, *flags, program=program) as process:
