@@ -157,8 +157,7 @@ def _refuse_unheeded(given: argparse.Namespace) -> None:
     if given.temperature == 0:
         faults += [
             f"--{name}: temperature 0 always takes the most likely token; fix: leave one of the "
-            "two "
-            "out"
+            "two out"
             for name in ("top-k", "top-p")
             if getattr(given, name.replace("-", "_")) is not None
         ]
