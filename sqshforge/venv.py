@@ -1,13 +1,13 @@
-"""Virtual environments of a checkout, by uv: what setup.sh fills them with, and its versions.
+"""Create virtual environments of a checkout with uv: setup.sh's packages, and their versions.
 
 usage: python -m sqshforge.venv install FOLDER REQUIREMENT [OPTION ...]
        python -m sqshforge.venv lock
 
-uv links what it has unpacked before into the environment, so one of gigabytes is made again in
-seconds; pip would get and unpack all of it. The exit code is uv's, and so is what it says.
+uv links packages that it has unpacked before into the environment, so one of gigabytes is recreated
+in seconds; pip would download and unpack all of it. The exit code and the messages are uv's.
 
-`lock` writes constraints/NAME.txt anew, a file for each goal of setup.sh: one version of every
-package for each Python, wherever it runs, without the address of any index.
+`lock` rewrites constraints/NAME.txt, a file for each goal of setup.sh: one version of every package
+for each Python and every platform, without the address of any index.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Pre-train what a file describes: `python -m training --config FILE [key=value ...]`.
+r"""Pre-train the model that a file describes: `python -m training --config FILE [key=value ...]`.
 
     torchrun --nproc_per_node=8 -m training \
         --config configs/llama_fsdp.yaml run.num_steps=100
@@ -6,7 +6,7 @@ r"""Pre-train what a file describes: `python -m training --config FILE [key=valu
 configs/ has a file for each of the known systems; docs/training/training.md lists the settings.
 Runs under torchrun on any number of ranks, or alone. Exit codes: 0 done, 1 the run failed, 2 the
 request was wrong, 85 stopped by SIGTERM after a checkpoint (start it again), 86 ended by its
-watch as it made no progress.
+watch because it made no progress.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Convert a Mamba-2 model for the Neuron system: `... -m training.convert_mamba2_ssm_checkpoint`.
 
-Read is a folder of state-spaces' Mamba-2 (config.json, pytorch_model.bin) or of Mistral's
-(params.json, consolidated.safetensors). Written is Hugging Face's format: config.json,
-model.safetensors and the tokenizer's files. Runs alone or under torchrun, where rank 0 does it;
-needs no device. OUT must not exist; it is complete or absent.
+Reads a folder of state-spaces' Mamba-2 (config.json, pytorch_model.bin) or of Mistral's
+(params.json, consolidated.safetensors). Writes Hugging Face's format: config.json,
+model.safetensors and the tokenizer's files. Runs alone or under torchrun, where rank 0 does the
+work; needs no device. OUT must not exist; it is never left incomplete.
 Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 """
 

@@ -1,8 +1,8 @@
 """Write config.yaml for training.mamba_composer: `python -m training.create_mamba_config --...`.
 
-All keys are written, with the system's defaults but for those that are given as flags. The data is
-given as files or patterns with commas between; the weight of each is its share of all tokens. A
-flag is a key's name, after its section and a point where two sections have a key of that name.
+The file has every key, with the value of its flag if given, else the system's default. Data is
+given as comma-separated files or patterns, each weighted by its share of all tokens. A flag is
+named after its key; if two sections have a key of that name, it is SECTION.KEY.
 """
 
 from __future__ import annotations

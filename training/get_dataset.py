@@ -1,13 +1,14 @@
 """Make the set that a launcher trains on by default: `python -m training.get_dataset`.
 
-It is wikicorpus, from the hub, tokenized to where the launcher looks for it. --launcher says which
-one; the flags of training.data.tokenize change each part, so that --dataset=/data/mine puts a set
-of yours into its place.
+It tokenizes wikicorpus, from the hub, to the folder where the launcher looks for it. --launcher
+selects the launcher; the flags of training.data.tokenize override each part, so that
+--dataset=/data/mine replaces wikicorpus with your own texts.
 
     python3 -m training.get_dataset                  # for mamba_fsdp.sbatch
     python3 -m training.get_dataset --launcher=mamba2_neuron
 
-Exit codes: 0 done, 1 it failed (start again to go on), 2 the request was wrong, 130 stopped.
+Exit codes: 0 done, 1 it failed (start it again to continue), 2 the request was wrong,
+130 interrupted.
 """
 
 from __future__ import annotations

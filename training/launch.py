@@ -1,15 +1,15 @@
-"""The node's part of a job: decide what depends on the node, then start torchrun there.
+"""The part of a job on one node: make the decisions that depend on the node, then start torchrun.
 
     python3 -m training.launch [--module M] [--nproc N] -- FLAGS...
 
-One task a node under `srun`, inside the container; alone, without Slurm, it is a job of one node.
-Every decision is shown in one block, and a variable of the same name overrides it. What is decided,
-and from what: docs/training/nodes.md.
+It runs as one task per node under `srun`, inside the container; without Slurm, it is a job of one
+node. Every decision is printed in one block, and a variable of the same name overrides it.
+docs/training/nodes.md lists what is decided, and from what.
 
 Exit codes are those of the processes: 0 done, 1 failed, 2 the request was wrong, 85 stopped by
-SIGTERM after a checkpoint (start it again), 86 a rank hung, 128 + n death by signal n; and 87 where
-a node is bad, which is found before they start. The first Ctrl-C is as SIGTERM, the second ends all
-at once with 130.
+SIGTERM after a checkpoint (start it again), 86 a rank hung, 128 + n killed by signal n; and 87 if
+a node is bad, which is found before they start. The first Ctrl-C acts as SIGTERM, the second ends
+everything at once with 130.
 """
 
 from __future__ import annotations

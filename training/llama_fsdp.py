@@ -2,7 +2,7 @@
 
 The model is given by its sizes. Runs under torchrun on any number of ranks, or alone under plain
 python. Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 85 stopped by SIGTERM after a
-checkpoint (start it again), 86 ended by its watch as it made no progress.
+checkpoint (start it again), 86 ended by its watch because it made no progress.
 """
 
 from __future__ import annotations

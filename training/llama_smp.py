@@ -1,11 +1,10 @@
 """Pre-train or finetune Llama as SMP v2's program does: `... -m training.llama_smp --flag=...`.
 
-It takes the flags of the program for SageMaker's model parallel library, version 2. Where that
-library, torch.sagemaker, is installed it does the work; elsewhere torch's own FSDP and tensor
-parallelism do the same, and the log says so. Runs under torchrun on any number of
-ranks, or alone under plain python. Exit codes: 0 done, 1 the run failed, 2 the request was wrong,
-85 stopped by SIGTERM after a checkpoint (start it again), 86 ended by its watch
-as it made no progress.
+It takes the flags of the program for SageMaker's model parallel library, version 2. If that
+library, torch.sagemaker, is installed, it does the work; otherwise torch's own FSDP and tensor
+parallelism do the same, and the log says so. Runs under torchrun on any number of ranks, or alone
+under plain python. Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 85 stopped by
+SIGTERM after a checkpoint (start it again), 86 ended by its watch because it made no progress.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs on Neuron devices (--backend xla), on GPUs (nccl) and on CPUs (gloo), under torchrun on any
 number of ranks, or alone. Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 85 stopped
-by SIGTERM after a checkpoint (start it again), 86 ended by its watch as it made no progress.
+by SIGTERM after a checkpoint (start it again), 86 ended by its watch because it made no progress.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Pre-train Mamba with MosaicML's Composer: `composer -n 8 -m training.mamba_composer [FILE]`.
 
-FILE is the system's config.yaml (default: that of the current folder), with sections model, data,
-optimizer, scheduler, fsdp, trainer and general. `python -m training.create_mamba_config` writes
-one with every key. What follows it counts more: trainer.save_folder=DIR, general.full_name=NAME.
-With --trial the file and its data, a tiny model's on Python's own sources, are made if need be.
+FILE is the system's config.yaml (default: the one in the current folder), with sections model,
+data, optimizer, scheduler, fsdp, trainer and general. `python -m training.create_mamba_config`
+writes one with every key. Settings after FILE override it: trainer.save_folder=DIR,
+general.full_name=NAME. With --trial, a missing FILE is written, for a tiny model, with its data
+beside it: Python's own sources.
 
 Runs under Composer's launcher or torchrun on any number of ranks, or alone under python. Started
-again, it goes on from its newest checkpoint. Exit codes: 0 done, 1 the run failed, 2 the request
-was wrong. The launcher's is that of the first rank, which it may have ended because another failed.
+again, it continues from its newest checkpoint. Exit codes: 0 done, 1 the run failed, 2 the request
+was wrong. The launcher's exit code is that of the first rank, which the launcher may have ended
+because another rank failed.
 """
 
 from __future__ import annotations

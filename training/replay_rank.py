@@ -1,7 +1,7 @@
-"""A rank of a replay, as training.job.replay starts it by torchrun on one node.
+"""One rank of a replay: training.job.replay starts it by torchrun, on one node.
 
-It takes a few steps from the newest checkpoint of the run that the flags are of, and writes what
-they gave; training.trainer.replay says how.
+It takes a few steps from the newest checkpoint of the run with the given flags, and writes their
+results; training.trainer.replay has the details.
 """
 
 from __future__ import annotations

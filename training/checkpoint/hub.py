@@ -1,10 +1,10 @@
-"""Fetch a model of the Hugging Face hub: `python -m training.checkpoint.hub NAME FOLDER`.
+"""Fetch a model from the Hugging Face hub: `python -m training.checkpoint.hub NAME FOLDER`.
 
-A run does so by itself, with --init_hub; this is for a machine that has the network, where the
-nodes of the run have none. What the folder has already is not fetched again; a run starts from it
-with --init_weights=FOLDER. HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE count, as the library
-huggingface_hub documents them.
-Exit codes: 0 done, 2 the model cannot be had.
+With --init_hub a run does this itself; use this on a machine that has network access if the nodes
+of the run have none. Files that the folder already has are not fetched again; a run starts from it
+with --init_weights=FOLDER. HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE have the effect that
+the library huggingface_hub documents.
+Exit codes: 0 done, 2 the model cannot be fetched.
 """
 
 from __future__ import annotations

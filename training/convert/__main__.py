@@ -1,11 +1,11 @@
 """Convert model weights: `python -m training.convert --from FORMAT SRC --to FORMAT DST`.
 
 Formats: hf (Hugging Face), state-spaces (mamba-ssm), ours (a run's folder, one of its checkpoints,
-or a folder of weights; written is the last), composer (read only: a checkpoint of
-training.mamba_composer, or the folder of its run), neuron (the Neuron system's Mamba-2, in_proj in
-three; neuron-fused: in one), neuron-tp (the files of its ranks, which are merged), codestral
-(Mistral's Mamba-2). DST must not exist; it is complete or absent.
-Exit codes: 0 done, 1 it failed, 2 the request was wrong.
+or a folder of weights; DST is always the last), composer (read only: a checkpoint of
+training.mamba_composer, or the folder of its run), neuron (the Neuron system's Mamba-2, with
+in_proj in three parts; neuron-fused: in one), neuron-tp (read only: the files of its ranks, which
+are merged), codestral (read only: Mistral's Mamba-2). DST must not exist; it is never left
+incomplete. Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 """
 
 from __future__ import annotations

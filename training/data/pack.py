@@ -1,10 +1,10 @@
 r"""Pack texts into a file of tokens: `python -m training.data.pack --dataset=D --save_path=P`.
 
-For training.mamba_composer, and as packed:P for every entry point. What is read, and how it is
-tokenized, is as in training.data.tokenize. Each text is a document: its tokens, ended by the
-tokenizer's end-of-text token, count as targets, and its positions go from 0. One that is longer
-than the layout has positions is cut, and goes on as another document. P, and P.size with the number
-of tokens, appear when they are complete. Killed, the same command goes on.
+The file is for training.mamba_composer, and as packed:P for every entry point. Texts are read and
+tokenized as in training.data.tokenize. Each text is a document: all its tokens, ended by the
+tokenizer's end-of-text token, are targets, and its positions start at 0. A text that is longer than
+the layout has positions is cut, and continues as another document. P, and P.size with the number of
+tokens, appear once they are complete. After a kill, the same command continues.
 
     python3 -m training.data.pack --dataset=/data/mine --split=train \
         --tokenizer=/models/tokenizer.json --save_path=/data/mine.npy
@@ -13,7 +13,8 @@ of tokens, appear when they are complete. Killed, the same command goes on.
     python3 -m training.create_mamba_config --text_paths=/data/mine.npy \
         --eval_paths=/data/mine.validation.npy
 
-Exit codes: 0 done, 1 it failed (start again to go on), 2 the request was wrong, 130 stopped.
+Exit codes: 0 done, 1 it failed (start it again to continue), 2 the request was wrong,
+130 interrupted.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Write text with a model: `python -m training.generate CHECKPOINT --prompt=TEXT`.
 
-CHECKPOINT is whatever training.convert reads: a run's folder or one of its checkpoints, a folder of
-weights, a Hugging Face or a state-spaces folder; which one is seen from what is in it. The text
-after the prompt goes to stdout as it is made, up to --max-new-tokens or the end-of-text token that
-generation_config.json, config.json or else the tokenizer states. With --prompts, each line of a
-file is a prompt, and stdout has a line of JSON for each, {"prompt": ..., "text": ...}, in the
-file's order; each text is what its prompt alone would give. Without --tokenizer, a tokenizer.json
-in CHECKPOINT is taken, or else bytes, for a model with a vocabulary of 256. Nothing is downloaded.
+CHECKPOINT is anything that training.convert reads: a run's folder or one of its checkpoints, a
+folder of weights, a Hugging Face or a state-spaces folder; the format is detected from its content.
+The text after the prompt goes to stdout as it is generated, up to --max-new-tokens or the
+end-of-text token that generation_config.json, config.json or else the tokenizer states. With
+--prompts, each line of a file is a prompt, and stdout has a line of JSON for each,
+{"prompt": ..., "text": ...}, in the file's order; each text is what its prompt alone would give.
+Without --tokenizer, a tokenizer.json in CHECKPOINT is used, or else bytes, for a model with a
+vocabulary of 256. Nothing is downloaded.
 Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 """
 

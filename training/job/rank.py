@@ -1,7 +1,8 @@
-"""What torchrun starts where a process is bound to cores or profiled: `... rank MODULE FLAGS...`.
+"""What torchrun starts to bind processes to cores or profile them: `... rank MODULE FLAGS...`.
 
-It binds this process to the cores that RANK_CORES has for it, and runs the module in it; or it
-becomes nsys around the same, for a rank that RANK_NSYS names. Light, as every process goes through.
+It binds this process to the cores that RANK_CORES lists for it, and runs the module in it; for a
+rank that RANK_NSYS names, it becomes nsys, which starts the module. It imports little, as every
+process passes through it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Draw what runs have reported: `python -m training.report RUN [RUN ...] -o DIR`.
+"""Plot what runs have logged: `python -m training.report RUN [RUN ...] -o DIR`.
 
-RUN is a run's folder, with its metrics.jsonl and config.json; the run may still be going on. Into
-DIR go report.html, a page that needs nothing beside it, and its pictures. The page says what ran
-(model, batch, learning rate, ranks, image, versions) and what came of it. Drawn are loss, gradient
-norm and learning rate of the steps; the loss of evaluations; the seconds of a step, tokens/s a
-device, MFU, waiting for data and memory of the reports; the seconds of saves. What no run tells is
-not drawn. Loss and gradient norm of a short run are smoothed; of more than 400 steps, a curve shows
-means, and a pale band from the least to the largest. A dotted line stands where a loss is no number
-for the first time.
+RUN is a run's folder, with its metrics.jsonl and config.json; the run may still be under way. DIR
+gets report.html, a self-contained page, and its pictures. The page shows what ran (model, batch,
+learning rate, ranks, image, versions) and the results. It plots the loss, gradient norm and
+learning rate of steps; the loss of evaluations; the seconds per step, tokens/s per device, MFU,
+waiting for data and memory of reports; and the seconds of saves. Metrics that no run has logged are
+left out. Loss and gradient norm are smoothed in a short run; with more than 400 steps, a curve
+shows means, in a pale band from the minimum to the maximum. A dotted line marks where a loss is not
+a number for the first time.
 Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 """
 

@@ -1,12 +1,12 @@
-"""Do the compiled kernels train? Mamba-1 and Mamba-2 of mamba-ssm, each a few steps on a device.
+"""Check that the compiled kernels train: a few steps of mamba-ssm's Mamba-1 and Mamba-2.
 
-Before version 2 mamba-ssm has no Mamba-2.
+mamba-ssm has no Mamba-2 before version 2.
 
     python3 -m training.smoke.kernels [--device cuda]
 
-One block learns one random sequence by heart: its last projection has more parameters than there
-are values, so that it can. Prints first and last loss of each as JSON; exit code 1 where one does
-not fall to half, and which on standard error.
+Each block learns one random sequence by heart, which is possible as its last projection has more
+parameters than the sequence has values. Prints the first and last loss of each block as JSON. If a
+loss does not fall to half, the exit code is 1 and standard error names the block.
 """
 
 from __future__ import annotations

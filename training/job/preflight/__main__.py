@@ -1,6 +1,6 @@
-"""Preflight by hand: `srun python3 -m training.job.preflight [--nproc N]`, one task a node.
+"""Run preflight by hand: `srun python3 -m training.job.preflight [--nproc N]`, one task per node.
 
-It reads the job as training.launch does, and trains nothing; without Slurm it checks this machine.
+It reads the job as training.launch does, but trains nothing; without Slurm it checks this machine.
 Exit codes: 0 all well, 87 a bad node, 2 the request was wrong.
 """
 

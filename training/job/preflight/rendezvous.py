@@ -1,7 +1,7 @@
-"""Where the workers of several nodes find each other: a store of torch, in a process of node 0.
+"""A store of torch, in a process of node 0, where the workers of several nodes find each other.
 
-A process of its own, as the workers are: that of training.launch has then no thread of torch's, nor
-what torch says of connections in its log.
+Like the workers, it has a process of its own, so that training.launch has no thread of torch, nor
+torch's messages about connections in its log.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""One of a node's workers: it uses one device, and computes with others what is known.
+"""A worker process of a node: tests one device, alone and with the other workers.
 
     python3 -m training.job.preflight.worker LOCAL_RANK DESCRIPTOR
 
-Orders come as lines of JSON on standard input, an answer to each goes to the open file of that
-number, with `fault` where something is wrong; standard output is the libraries' own. It ends when
-standard input does, whatever it is doing: then the node's own process is gone, and the device must
-be free.
+It reads orders from standard input, one JSON object per line, and writes the answer to each to the
+open file descriptor DESCRIPTOR, with `fault` if something is wrong; standard output is left to the
+libraries. It exits when standard input ends, whatever it is doing: the node's main process is gone
+then, and the device must be free.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Replay by hand: `srun python3 -m training.job.replay [--steps N] -- FLAGS...`, one task a node.
 
-The flags are those of the run, whose newest checkpoint it begins from; the run must not be under
-way. Each node takes the same steps alone, with its own processes, and the bits are compared.
-Exit codes: 0 the nodes agree, or none can be named, 87 a bad node, 1 it could not be tried, 2 the
-request was wrong.
+FLAGS are those of the run; the replay starts from the run's newest checkpoint, and the run must not
+be under way. Each node takes the same steps alone, with its own processes, and the results are
+compared bit by bit. Exit codes: 0 the nodes agree, or none can be named, 87 a bad node, 1 it could
+not be tried, 2 the request was wrong.
 """
 
 from __future__ import annotations
