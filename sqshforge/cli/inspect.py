@@ -17,9 +17,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the fi
 @click.command()
 @click.argument("file", type=as_path, metavar="FILE.sqsh")
 @json_option
-@click.option("--plot", type=as_path, metavar="FILE.png", help="Draw where the bytes are, too.")
+@click.option("--plot", type=as_path, metavar="FILE.png", help="Also plot what takes the space.")
 def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
-    """Show what is in FILE.sqsh, where it comes from, and where its bytes are."""
+    """Show the content and origin of FILE.sqsh, and what takes its space."""
     from sqshforge.host import suggest
     from sqshforge.host.terminal import show_lines, show_table
     from sqshforge.inspect import inspect as inspection
@@ -45,9 +45,9 @@ def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
 @click.argument("before", type=as_path, metavar="A.sqsh")
 @click.argument("after", type=as_path, metavar="B.sqsh")
 @json_option
-@click.option("--exit-code", is_flag=True, help="End with exit code 1 where they differ.")
+@click.option("--exit-code", is_flag=True, help="Exit with code 1 if they differ.")
 def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
-    """Show what is added, removed and changed from A.sqsh to B.sqsh."""
+    """Show what was added, removed and changed between A.sqsh and B.sqsh."""
     from sqshforge.host import suggest
     from sqshforge.host.terminal import Reporter, show_lines
     from sqshforge.inspect import diff as changes
@@ -67,12 +67,12 @@ def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
     type=as_path,
     envvar="SQSHFORGE_SIGNERS",
     metavar="FILE",
-    help="Demand a signature by a key in FILE, ssh-keygen's allowed signers "
+    help="Require a signature by a key in FILE, in ssh-keygen's allowed signers format "
     "[default: SQSHFORGE_SIGNERS, if set].",
 )
 @json_option
 def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
-    """Check that FILE.sqsh is whole, and that its record and its signature fit it."""
+    """Check that FILE.sqsh is intact and matches its record and its signature."""
     from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.resources import processors
@@ -98,10 +98,10 @@ def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
     type=as_path,
     metavar="FILE",
     required=True,
-    help="A private SSH key, or a public one whose private half ssh-agent has.",
+    help="A private SSH key, or a public key whose private key ssh-agent holds.",
 )
 def sign(file: Path, key: Path) -> None:
-    """Sign FILE.sqsh with an SSH key, into FILE.sqsh.sig."""
+    """Sign FILE.sqsh with an SSH key, and write the signature to FILE.sqsh.sig."""
     from sqshforge.errors import WorkError
     from sqshforge.host import suggest
     from sqshforge.host.programs import Programs

@@ -49,14 +49,14 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Give a parameter of the recipe another value.",
+    help="Set a parameter of the recipe.",
 )
 
 
 platform_option = click.option(
     "--platform",
     type=click.Choice(tuple(platforms.ALL)),
-    help="The machines that the image is for [default: this one's kind, else the recipe's first].",
+    help="The platform of the image [default: this machine's, else the recipe's first].",
 )
 
 

@@ -35,32 +35,32 @@ from sqshforge.errors import RequestError
     default="shared",
     shell_complete=completion.profiles,
     metavar="NAME",
-    help="How to compress: fast, shared or archive [default: shared].",
+    help="The compression profile: fast, shared or archive [default: shared].",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processors to use [default: those of this job].",
+    help="The number of processors to use [default: those of this job].",
 )
-@click.option("--force", is_flag=True, help="Pack even where the file is up to date or not ours.")
+@click.option("--force", is_flag=True, help="Pack even if the file is up to date or not ours.")
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes and file capabilities.")
-@click.option("--devices", is_flag=True, help="Keep device nodes that lie outside of /dev.")
+@click.option("--devices", is_flag=True, help="Keep device nodes outside /dev.")
 @click.option(
     "--no-cache",
     is_flag=True,
-    help="Read the whole image and keep no base; add --force if the file is up to date.",
+    help="Read the whole image, and keep no base of it; add --force if the file is up to date.",
 )
 @click.option(
     "--hot",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A list of the files to pack first [default: recipes/hot/TARGET.txt, if there].",
+    help="A list of the files to pack first [default: recipes/hot/TARGET.txt, if it exists].",
 )
 @click.option(
     "--no-hot",
     is_flag=True,
-    help="Pack no files first: all in the order of a walk through folders.",
+    help="Pack no files first; pack all in directory order.",
 )
 @set_option
 @platform_option
@@ -142,7 +142,7 @@ def smoke_test(
     platform: str | None,
     engine: str | None,
 ) -> NoReturn:
-    """Check, inside an image, that its packages load and that it can train."""
+    """Check, inside an image, that its packages load and that training works."""
     import json
     from dataclasses import asdict
 
@@ -185,7 +185,7 @@ def smoke_test(
     "--runtime",
     type=click.Choice(("auto", "enroot", "builtin")),
     default="auto",
-    help="What starts it; auto is enroot where that is installed [default: auto].",
+    help="What starts it; auto: enroot if it is installed, else builtin [default: auto].",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -195,7 +195,7 @@ def run(
     runtime: str,
     command: tuple[str, ...],
 ) -> NoReturn:
-    """Start a squash file, run COMMAND in it (after --), and end with its exit code."""
+    """Start a squash file, run COMMAND (after --) in it, and exit with its code."""
     from sqshforge.host.programs import Programs
     from sqshforge.run import start
     from sqshforge.run.mounts import Mount
@@ -219,29 +219,29 @@ def run(
     envvar="STAGE_LIMIT",
     default="200G",
     metavar="SIZE",
-    help="Most bytes that all your copies in DIR may take [default: 200G].",
+    help="The total size that all your copies in DIR may have [default: 200G].",
 )
-@click.option("--all-nodes", is_flag=True, help="In a Slurm job: copy to DIR on each of its nodes.")
+@click.option("--all-nodes", is_flag=True, help="In a Slurm job, copy to DIR on every node.")
 @click.option(
     "--by",
     envvar="STAGE_BY",
     type=click.Choice(["sbcast", "copy"]),
     default="sbcast",
-    help="With --all-nodes: send by sbcast, or let each node copy the file itself "
+    help="With --all-nodes: send with sbcast, or let each node copy the file itself "
     "[default: sbcast].",
 )
 @click.option(
     "--look",
     is_flag=True,
-    help="Only check whether DIR has the copy, and make room for it; exit code 1 if it has not.",
+    help="Only check whether DIR has the copy, and make room for it if not (exit code 1).",
 )
 @click.option(
     "--arrived",
     type=click.Path(path_type=Path),
     metavar="COPY",
-    help="Check and take COPY, a file that was brought to DIR's disk, instead of copying.",
+    help="Instead of copying, check and use COPY, a file that is already on DIR's disk.",
 )
-@click.option("--digest", metavar="DIGEST", help="The digest of FILE.sqsh, to save reading it.")
+@click.option("--digest", metavar="DIGEST", help="The digest of FILE.sqsh, which saves reading it.")
 def stage(
     file: Path,
     folder: Path,
@@ -252,9 +252,9 @@ def stage(
     arrived: Path | None,
     digest: str | None,
 ) -> None:
-    """Copy FILE.sqsh to DIR on this machine, unless it is there; print the copy's path.
+    """Copy FILE.sqsh to DIR on this machine, if needed, and print the copy's path.
 
-    Standard output has that path alone, for scripts.
+    Standard output has only that path, for scripts.
     """
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter, size
@@ -282,12 +282,12 @@ def stage(
 
 @click.group(cls=Commands)
 def cache() -> None:
-    """List or remove the bases: what is kept of images, so that the next pack is fast."""
+    """List or remove bases: the cached parts of images that make the next pack fast."""
 
 
 @cache.command("ls")
 def cache_ls() -> None:
-    """List the kept bases, the last used first."""
+    """List the bases, most recently used first."""
     from datetime import datetime
 
     from sqshforge.host import suggest
@@ -308,13 +308,13 @@ def cache_ls() -> None:
 
 @cache.command("prune")
 @click.option(
-    "--keep", default="0", metavar="SIZE", help="Bytes that may stay, such as 20G [default: 0]."
+    "--keep", default="0", metavar="SIZE", help="The total size to keep, such as 20G [default: 0]."
 )
 def cache_prune(keep: str) -> None:
-    """Remove bases, the least recently used first, until the rest takes at most SIZE.
+    """Remove bases, least recently used first, until the rest takes at most SIZE.
 
-    What failed or killed packers left there goes too, whatever SIZE is; what killed commands left
-    elsewhere is named, with the command that removes it.
+    Whatever SIZE is, this also removes files that failed or killed packers left in the cache. It
+    lists what killed commands left elsewhere, with the command that removes each.
     """
     from sqshforge.doctor import leftovers
     from sqshforge.host import suggest

@@ -14,41 +14,43 @@ from sqshforge.errors import RequestError
 
 
 @click.command()
-@click.option("--cluster", is_flag=True, help="Look at the nodes of a Slurm cluster instead.")
+@click.option("--cluster", is_flag=True, help="Check the nodes of a Slurm cluster instead.")
 @click.option(
     "--nodes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Look at N nodes; where fewer are idle, wait for them [default: all idle ones].",
+    help="Check N nodes, waiting if fewer are idle [default: all idle nodes].",
 )
-@click.option("--partition", metavar="P", help="The partition of the nodes [default: Slurm's].")
+@click.option(
+    "--partition", metavar="P", help="The partition of the nodes [default: Slurm's default]."
+)
 @click.option(
     "--folder",
     "folders",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="DIR",
-    help="A folder that all nodes must see [default: the current one].",
+    help="A folder that all nodes must see [default: the current folder].",
 )
 @click.option(
     "--image",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="An image that all nodes must read [default: the newest of build/].",
+    help="An image that all nodes must be able to read [default: the newest in build/].",
 )
 @click.option(
     "--timeout",
     "seconds",
     type=Seconds(5),
     metavar="SECONDS",
-    help="Seconds within which all nodes must answer [default: 120].",
+    help="The time within which all nodes must answer [default: 120].",
 )
 def doctor(cluster: bool, **asked: Any) -> NoReturn:
-    """Tell what is there and what is missing, with the command that fixes it.
+    """Show what is installed and what is missing, with commands that fix it.
 
-    With --cluster it starts one job with one task on each idle node of a partition; inside of a
-    job it looks at that job's nodes. It needs Python there and no root, and changes nothing.
-    Slurm's variables, such as SLURM_ACCOUNT, have their effect.
+    With --cluster it starts one job with one task on each idle node of a partition; inside a job
+    it checks that job's nodes. It needs Python on the nodes but no root, and changes nothing.
+    Slurm's variables, such as SLURM_ACCOUNT, take effect.
     """
     from sqshforge import doctor as examination
     from sqshforge import project
@@ -74,11 +76,11 @@ def doctor(cluster: bool, **asked: Any) -> NoReturn:
     "--since",
     metavar="SECONDS",
     type=Seconds(0, most=None),
-    help="When set-up began, in seconds of the epoch: its time is a row, too.",
+    help="When set-up began, in seconds since the epoch, to add its time as a row.",
 )
 @engine_option
 def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn:
-    """Build, pack and smoke-test a target; end with a table of the steps."""
+    """Build, pack and smoke-test a target, and show a table of the steps."""
     from sqshforge import doctor as examination
     from sqshforge.cli import workflow as whole
     from sqshforge.host.terminal import show_lines, show_table

@@ -28,22 +28,23 @@ EVERY = 5.0  # seconds
     type=click.Path(readable=False, path_type=Path),  # unreadable ones are skipped, not refused
     multiple=True,
     metavar="DIR",
-    help="Where runs are [default: SQSHFORGE_RUNS, else checkpoints/ and the current folder].",
+    help="Where to look for runs [default: SQSHFORGE_RUNS, else checkpoints/ and the current "
+    "folder].",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON.")
-@click.option("--watch", "again", is_flag=True, help="Look again and again until the run ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything that is known, as JSON.")
+@click.option("--watch", "again", is_flag=True, help="Keep updating until the run ends.")
 @click.option(
     "--every",
     type=Seconds(0.1),
     metavar="SECONDS",
-    help="With --watch: seconds from one look to the next [default: 5].",
+    help="With --watch: the time between updates [default: 5].",
 )
 def status(
     what: str | None, given: tuple[Path, ...], as_json: bool, again: bool, every: float | None
 ) -> None:
-    """Show how far RUN, a run's folder, or the job JOBID is; without one, all runs.
+    """Show the progress of RUN, a run's folder, or of job JOBID; by default all runs.
 
-    It reads the files of the run's folder alone, and writes none of them.
+    It only reads the files in the run's folder.
     """
     from sqshforge.status import find
     from sqshforge.status.run import Clock, look

@@ -35,7 +35,7 @@ def targets() -> None:
 @click.argument("target", shell_complete=completion.targets)
 @platform_option
 def show(target: str, platform: str | None) -> None:
-    """Show what a target's image is made of."""
+    """Show the components of a target's image."""
     from sqshforge import lock, project, recipe
 
     home = project.find()
@@ -94,17 +94,17 @@ def render(target: str, output: Path, settings: tuple[str, ...], platform: str |
 
 @click.command()
 @click.argument("target", required=False, shell_complete=completion.targets)
-@click.option("--check", is_flag=True, help="Write nothing; fail where a lock would change.")
+@click.option("--check", is_flag=True, help="Write nothing; fail if a lock would change.")
 @click.option(
     "--platform",
     type=click.Choice(tuple(platforms.ALL)),
-    help="Write the lock of this platform alone [default: of each that the recipe has].",
+    help="Write only the lock of this platform [default: of every platform of the recipe].",
 )
 def lock(target: str | None, check: bool, platform: str | None) -> None:
-    """Resolve the pins of a recipe, or of all, to versions and hashes, for each platform.
+    """Resolve the pins of one or all recipes to versions and hashes, per platform.
 
-    A base image that is not in its registry any more is reported, with what to do; --check fails
-    where no address of it has it.
+    A base image that is no longer in its registry is reported, with what to do; --check fails if
+    none of its addresses has it.
     """
     from sqshforge import lock as locks
     from sqshforge import project, recipe
@@ -186,13 +186,14 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
 
 @click.command()
 @click.argument("target", required=False, shell_complete=completion.targets)
-@click.option("--json", "as_json", is_flag=True, help="Print every pin for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print every pin as JSON.")
 @platform_option
 def outdated(target: str | None, as_json: bool, platform: str | None) -> None:
-    """Show newer versions of the pins of a recipe, or of all, and what holds them back.
+    """Show newer versions of the pins of one or all recipes, and what holds them back.
 
-    Nothing is changed. Packages are asked of the indexes that pip is configured with, sources of
-    their git hosts, images of their registries; what does not answer is named.
+    Nothing is changed. Versions of packages come from the indexes that pip is configured with,
+    those of sources from their git hosts, those of images from their registries. Hosts that do not
+    answer are listed.
     """
     from sqshforge import lock as locks
     from sqshforge import outdated as pins
@@ -249,7 +250,7 @@ def schema() -> None:
 def vendor(
     target: str, settings: tuple[str, ...], platform: str | None, engine: str | None
 ) -> None:
-    """Gather all that a build needs from the network, to build with OFFLINE=1."""
+    """Download everything that a build needs, to build offline with OFFLINE=1."""
     from sqshforge.host.terminal import human
 
     steps = steps_of(engine, settings, platform)

@@ -29,9 +29,11 @@ ENOUGH = 0.9  # share of a list's lines that must name a file, else it is to be 
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="The list to write, or to check "
-    "[default: recipes/hot/TARGET.txt; for a FILE.sqsh standard output].",
+    "[default: recipes/hot/TARGET.txt; for FILE.sqsh, standard output].",
 )
-@click.option("--check", is_flag=True, help="Start nothing; check that the list's files are there.")
+@click.option(
+    "--check", is_flag=True, help="Start nothing; check that the image has the list's files."
+)
 @platform_option
 @engine_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -43,10 +45,10 @@ def trace(
     engine: str | None,
     command: tuple[str, ...],
 ) -> None:
-    """List the files that a start reads, the first used first, for pack to put them first.
+    """List the files that a start reads, in order of first use, for pack to pack first.
 
-    A start is COMMAND (after --), else two steps of training as the image's recipe has it for the
-    smoke test, or its imports. Left out are files above 32 MiB of which less than a tenth is read.
+    A start is COMMAND (after --); by default two steps of the smoke test's training in the image's
+    recipe, or else its imports. Files above 32 MiB of which less than a tenth is read are left out.
     """
     from sqshforge.host import files, suggest
     from sqshforge.host.programs import Programs

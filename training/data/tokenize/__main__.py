@@ -1,7 +1,7 @@
 """Tokenize texts into a set on disk: `python -m training.data.tokenize --dataset=D --save_path=P`.
 
 D is a folder or a pattern of .txt, .json, .jsonl, .csv or .parquet files, compressed or not (.gz,
-.zst, .xz, .bz2), a set on disk, or a set of the hub. All texts, each ended by the tokenizer's
+.zst, .xz, .bz2), a set on disk, or a set on the hub. All texts, each ended by the tokenizer's
 end-of-text token, are concatenated and cut into rows of seq_len tokens; only the rest at the very
 end is dropped. P is a set of the library datasets with input_ids and labels, and appears once it is
 complete. After a kill, the same command continues.
