@@ -53,18 +53,18 @@ def _printed(part: str) -> list[str]:
 
 
 class WorkError(SqshforgeError):
-    """The work was possible and was tried, and it failed."""
+    """The work was possible and was attempted, but failed."""
 
     exit_code = 1
 
 
 class RequestError(SqshforgeError):
-    """What was asked for is wrong: usage, a recipe, an unknown name."""
+    """The request was wrong: usage, a recipe, an unknown name."""
 
     exit_code = 2
 
 
 class MissingError(SqshforgeError):
-    """Something that is needed is missing: a tool, a daemon, rights, disk space."""
+    """A prerequisite is missing: a tool, a daemon, permissions, disk space."""
 
     exit_code = 3

@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 class TrainingError(Exception):
-    """The work was possible and was tried, but failed. The message is for the user.
+    """The work was possible and was attempted, but failed. The message is for the user.
 
     Rank 0 reports it, because every rank raises the same; a `local` one is reported by the rank
     that raises it.
@@ -33,7 +33,7 @@ class TrainingError(Exception):
 
 
 class RequestError(TrainingError):
-    """The request is wrong: a flag, a name, a size, a folder, the data."""
+    """The request was wrong: a flag, a name, a size, a folder, the data."""
 
     exit_code = 2
     _faults: tuple[str, ...] = ()

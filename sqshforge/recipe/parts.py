@@ -33,7 +33,7 @@ class Part(BaseModel):
 
 
 class Bootstrap(Part):
-    """How the base is made with mmdebstrap where no image registry answers."""
+    """How mmdebstrap makes the base if no image registry answers."""
 
     suite: str = Field(pattern=r"^[a-z]+$", description="Debian or Ubuntu code name")
     packages: tuple[Package, ...] = Field(
@@ -53,7 +53,7 @@ class Bootstrap(Part):
     snapshot: str | None = Field(
         default=None,
         pattern=r"^[0-9]{8}T[0-9]{6}Z$",
-        description="moment of the archive, put in place of {snapshot} in mirror",
+        description="timestamp of the archive, substituted for {snapshot} in mirror",
     )
 
     @model_validator(mode="after")
@@ -68,21 +68,24 @@ class Bootstrap(Part):
 
 
 class Base(Part):
-    """What the image starts from: a registry's image, or a system made from packages."""
+    """The base of the image: an image in a registry, or a system made from packages."""
 
     image: str = Field(
-        pattern=IMAGE_REFERENCE, description="NAME:TAG in a registry, {parameters} in it replaced"
+        pattern=IMAGE_REFERENCE,
+        description="NAME:TAG in a registry; {parameters} in it are substituted",
     )
     compiler: str | None = Field(
         default=None,
         pattern=IMAGE_REFERENCE,
-        description="image of the same family that compiles; default: the base itself",
+        description="image of the same family to compile in; default: the base itself",
     )
     mirrors: tuple[Annotated[str, Field(pattern=REPOSITORY)], ...] = Field(
         default=(),
-        description="further names of their repository, without a tag, where it does not answer",
+        description="other names of their repository, without a tag, if it does not answer",
     )
-    bootstrap: Bootstrap | None = Field(default=None, description="the way without a registry")
+    bootstrap: Bootstrap | None = Field(
+        default=None, description="how to make the base without a registry"
+    )
 
     @model_validator(mode="after")
     def _mirrors_are_of_one_repository(self) -> Base:
@@ -112,11 +115,11 @@ class Built(Part):
 
 
 class Index(Part):
-    """A package index that alone may give the packages that are bound to it."""
+    """A package index, the only one that may provide the packages bound to it."""
 
     url: Address = Field(description="address of the index")
     packages: tuple[Bound, ...] = Field(
-        description="NAME==VERSION, or NAME for what others need in turn"
+        description="NAME==VERSION, or NAME for a dependency of others"
     )
     named_only: bool = Field(
         default=False,
@@ -137,21 +140,21 @@ class Python(Part):
     )
     installer: Installer = Field(description="runs in the build only")
     packages: tuple[Requirement, ...] = Field(
-        description="NAME==VERSION; what they need in turn is in the lock"
+        description="NAME==VERSION; their dependencies are in the lock"
     )
     built: tuple[Built, ...] = Field(
         default=(), description="compiled from their source distributions, for the accelerator"
     )
     builders: tuple[Requirement, ...] = Field(
-        default=(), description="what compiling takes; stays out of the image"
+        default=(), description="packages needed to compile; they stay out of the image"
     )
     indexes: Mapping[Name, Index] = Field(
-        default_factory=dict, description="indexes beyond those that pip is configured with"
+        default_factory=dict, description="indexes in addition to those that pip is configured with"
     )
     site: str = Field(
         default="/usr/local/lib/python{version}/dist-packages",
         pattern=r"^/\S+$",
-        description="where packages are; default: that of Debian's Python",
+        description="folder of packages; default: that of Debian's Python",
     )
 
     @field_validator("packages", "builders")
@@ -177,7 +180,7 @@ class Python(Part):
 
 
 class AptSource(Part):
-    """A vendor's archive of Debian packages, with its key, and what is taken from it."""
+    """A vendor's archive of Debian packages, its key, and the packages to install from it."""
 
     url: str = Field(pattern=r"^https?://\S+$", description="address of the archive")
     suite: str = Field(pattern=r"^[a-z]+$", description="code name in it, such as jammy")
@@ -194,12 +197,14 @@ class Source(Part):
     git: str = Field(pattern=GIT_ADDRESS, description="address of the repository")
     ref: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", description="tag or branch")
     commit: str | None = Field(
-        default=None, pattern=r"^[0-9a-f]{40}$", description="where it is known; else the lock asks"
+        default=None,
+        pattern=r"^[0-9a-f]{40}$",
+        description="the commit if known; else the lock finds it",
     )
     license: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9.+() -]+$",
-        description="SPDX expression of what its licence files say; for the bill of materials",
+        description="SPDX expression of its license files, for the bill of materials",
     )
 
 
@@ -208,10 +213,12 @@ class Archive(Part):
 
     url: Address = Field(description="address of the file")
     mirrors: tuple[Address, ...] = Field(
-        default=(), description="further addresses of the same file, where url does not answer"
+        default=(), description="other addresses of the same file, if url does not answer"
     )
     sha256: str | None = Field(
-        default=None, pattern=r"^[0-9a-f]{64}$", description="where it is known; else the lock asks"
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="the sum if known; else the lock finds it",
     )
 
     @property
@@ -236,21 +243,21 @@ class Triton(Part):
     ARCHIVES: ClassVar[tuple[str, ...]] = ("cuobjdump", "llvm", "nvdisasm", "ptxas")
     BUILDER: ClassVar[str] = "pybind11"
 
-    version: ExactVersion = Field(description="the one that torch asks for")
+    version: ExactVersion = Field(description="the version that torch requires")
     origin: Literal["source", "wheel"] = Field(
         alias="from", description="source: compiled from sources.triton; wheel: the official one"
     )
 
 
 class Cuda(Part):
-    """What CUDA code is compiled for."""
+    """The GPUs that CUDA code is compiled for."""
 
     architectures: tuple[Architecture, ...] = Field(
         min_length=1, description="compute capability times ten: 90 is Hopper"
     )
     ptx: bool = Field(
         default=False,
-        description="the last one's intermediate code too: later GPUs compile it for themselves",
+        description="also the intermediate code of the last one, which later GPUs compile",
     )
 
     @property
@@ -266,16 +273,16 @@ class SmokeTrain(Part):
     model_name: str = Field(description="a preset of the training package")
     dataset: str = Field(pattern=r"^text:/", description="text:GLOB inside the image")
     steps: int = Field(ge=60, description="optimizer steps")
-    loss_ratio: float = Field(gt=0, lt=1, description="last loss / first loss must be below")
+    loss_ratio: float = Field(gt=0, lt=1, description="upper limit of last loss / first loss")
 
 
 class Smoke(Part):
-    """What the smoke test looks at inside the image."""
+    """What the smoke test checks inside the image."""
 
     imports: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")], ...] = Field(
-        default=(), description="modules that are imported, beside those of python.built"
+        default=(), description="modules to import, in addition to those of python.built"
     )
     gpu_imports: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")], ...] = Field(
-        default=(), description="modules that load only where an accelerator is"
+        default=(), description="modules that load only on a machine with an accelerator"
     )
     train: SmokeTrain | None = None

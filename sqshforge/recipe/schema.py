@@ -46,14 +46,16 @@ class Recipe(Part):
     template: Name | None = Field(
         default=None, description="stem of the file in images/; default: the target's name"
     )
-    title: str = Field(min_length=1, description="one line for people")
-    accelerator: Literal["cpu", "cuda", "neuron"] = Field(description="what the image computes on")
+    title: str = Field(min_length=1, description="one line that describes the image")
+    accelerator: Literal["cpu", "cuda", "neuron"] = Field(
+        description="the hardware that the image computes on"
+    )
     platforms: tuple[PlatformName, ...] = Field(
-        default=("linux/amd64",), min_length=1, description="what images are made for"
+        default=("linux/amd64",), min_length=1, description="platforms that images are made for"
     )
     per_platform: Mapping[PlatformName, Mapping[str, Any]] = Field(
         default_factory=dict,
-        description="keys of the recipe that are others there, laid over as by `extends`",
+        description="keys of the recipe that differ on that platform, merged as by `extends`",
     )
     parameters: Mapping[Annotated[str, Field(pattern=VARIABLE)], str] = Field(
         default_factory=dict,
@@ -61,31 +63,34 @@ class Recipe(Part):
         "--set NAME=VALUE",
     )
     base: Base
-    apt: tuple[Package, ...] = Field(default=(), description="Debian packages of the image")
+    apt: tuple[Package, ...] = Field(default=(), description="Debian packages in the image")
     apt_sources: Mapping[Name, AptSource] = Field(
         default_factory=dict, description="vendors' archives of Debian packages"
     )
     apt_build: tuple[Package, ...] = Field(
-        default=(), description="Debian packages of the stages that compile"
+        default=(), description="Debian packages in the stages that compile"
     )
     cuda: Cuda | None = None
     python: Python
     triton: Triton | None = None
     sources: Mapping[Name, Source] = Field(
-        default_factory=dict, description="git repositories that are compiled"
+        default_factory=dict, description="git repositories to compile"
     )
     archives: Mapping[Name, Archive] = Field(default_factory=dict, description="files to download")
     patches: Mapping[Name, tuple[Annotated[str, Field(pattern=PATCH)], ...]] = Field(
-        default_factory=dict, description="files in patches/ for triton, a source or a built one"
+        default_factory=dict,
+        description="files in patches/ for triton, a source or a package in python.built",
     )
     env: Mapping[Annotated[str, Field(pattern=VARIABLE)], str] = Field(
-        default_factory=dict, description="environment of the image"
+        default_factory=dict, description="environment variables of the image"
     )
     launchers: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], ...] = Field(
         default=(), description="names in launch/, without .sbatch"
     )
     smoke: Smoke = Smoke()
-    disk_gb: float = Field(gt=0, description="room a first build takes in the engine's storage")
+    disk_gb: float = Field(
+        gt=0, description="space that a first build takes in the engine's storage"
+    )
 
     @field_validator("per_platform")
     @classmethod

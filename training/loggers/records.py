@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _STEP = {
-    "step": "which one, counted from 1",
-    "loss": "mean over the step's targets, of all ranks",
+    "step": "its number, counted from 1",
+    "loss": "mean over the step's targets on all ranks",
     "grad_norm": "global norm of the gradients, before they are clipped",
-    "learning_rate": "of the step",
-    "tokens_seen": "up to the end of the step, over all ranks and starts of the run",
+    "learning_rate": "learning rate of the step",
+    "tokens_seen": "tokens up to the end of the step, over all ranks and starts of the run",
 }
 
 RECORDS: Mapping[str, Mapping[str, str]] = {
@@ -25,29 +25,29 @@ RECORDS: Mapping[str, Mapping[str, str]] = {
     },
     "report": {
         **_STEP,
-        "loss": "mean of the interval's steps, without those that were left out",
-        "grad_norm": "the same of the norms",
-        "tokens_per_second_per_device": "of one rank",
-        "tokens_per_second": "of all ranks",
-        "seconds_per_step": "without evaluations, and of saves with what training waited for",
-        "samples_per_second": "sequences of all ranks",
-        "tflops": "of one device, by training.trainer.flops.model_tflops",
-        "mfu": "share of the device's peak by training.trainer.flops; null where that is not known",
-        "memory_bytes": "at the peak: reserved on a GPU, resident on a CPU",
+        "loss": "mean over the interval's steps, except those that were left out",
+        "grad_norm": "mean of the norms, over the same steps",
+        "tokens_per_second_per_device": "tokens per second of one rank",
+        "tokens_per_second": "tokens per second of all ranks",
+        "seconds_per_step": "includes the time that training waited for saves, but no evaluations",
+        "samples_per_second": "sequences per second of all ranks",
+        "tflops": "TFLOPS of one device, by training.trainer.flops.model_tflops",
+        "mfu": "share of the device's peak by training.trainer.flops; null if that is unknown",
+        "memory_bytes": "peak memory: reserved on a GPU, resident on a CPU",
         "data_wait": "share of the time that steps waited for data, on the rank that waited "
-        "longest; not from Composer",
+        "longest; absent with Composer",
     },
     "evaluation": {
-        "step": "after which one",
-        "loss": "mean over the held-out targets; null where that is not a number (`on_nan=skip`)",
-        "perplexity": "exp of the loss; null where that is",
+        "step": "step after which the model was evaluated",
+        "loss": "mean over the held-out targets; null if it is not a number (`on_nan=skip`)",
+        "perplexity": "exp of the loss; null if the loss is",
         "tokens": "targets that were evaluated on",
-        "label": "Composer: what was evaluated on; its further metrics stand beside it",
+        "label": "Composer: the label of the evaluated data; its other metrics are further fields",
     },
     "save": {
         "step": "whose checkpoint is complete now; records of later steps may come before this one",
-        "seconds": "until it was complete",
-        "waited": "for which of them training stood still",
+        "seconds": "seconds until it was complete",
+        "waited": "those of the seconds during which training stood still",
     },
 }
 """Kind of record (its field `kind`) -> field -> what it means."""
