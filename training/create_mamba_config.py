@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         Flag("output", setting.path, "config.yaml", "file to write"),
         Flag("text_paths", _paths, "", "packed files of text"),
         Flag("code_paths", _paths, "", "packed files of code"),
-        Flag("eval_paths", _paths, "", "packed files to evaluate on, which are not trained on"),
+        Flag("eval_paths", _paths, "", "packed files to evaluate on, held out from training"),
     ]
     given = parse(
         [*own, *(flag for _, flag in flags.values())],

@@ -46,7 +46,7 @@ def configure(arguments: Sequence[str]) -> ComposerConfig:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
     parser = Parser("training.mamba_composer", str(__doc__))
     parser.add_argument(
-        "--trial", action="store_true", help="make the file, and data for a tiny model, if needed"
+        "--trial", action="store_true", help="write a missing FILE for a tiny model, and its data"
     )
     parser.add_argument(
         "file", type=Path, nargs="?", default=FILE, metavar="FILE", help="default: config.yaml"

@@ -26,12 +26,12 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--module", metavar="NAME", required=True, help="the run's entry point")
-    parser.add_argument("--steps", metavar="INT", type=int, required=True, help="how many")
+    parser.add_argument("--steps", metavar="INT", type=int, required=True, help="steps to take")
     parser.add_argument(
         "--scratch", metavar="DIR", required=True, help="folder that the replay may write to"
     )
     parser.add_argument(
-        "--output", metavar="FILE", type=Path, required=True, help="what the steps gave, as JSON"
+        "--output", metavar="FILE", type=Path, required=True, help="the results, as JSON"
     )
     parser.add_argument("flags", metavar="FLAG", nargs="*", help="the flags of the run, after --")
     asked = parser.parse_args(arguments)

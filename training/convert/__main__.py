@@ -56,11 +56,11 @@ def convert(arguments: Sequence[str]) -> None:
     program = "python -m training.convert"
     usage = f"{program} --from FORMAT SRC --to FORMAT DST [...]"
     parser = Parser(program, str(__doc__), usage=usage)
-    parser.add_argument("--from", dest="form", required=True, choices=SOURCES, help="of SRC")
+    parser.add_argument("--from", dest="form", required=True, choices=SOURCES, help="format of SRC")
     parser.add_argument("src", type=Path, metavar="SRC", help="folder or file to read")
-    parser.add_argument("--to", required=True, choices=TARGETS, help="of DST")
+    parser.add_argument("--to", required=True, choices=TARGETS, help="format of DST")
     parser.add_argument("dst", type=Path, metavar="DST", help="folder to write")
-    parser.add_argument("--dtype", choices=DTYPES, help="of all tensors (default: as they are)")
+    parser.add_argument("--dtype", choices=DTYPES, help="data type of all tensors (default: keep)")
     parser.add_argument(
         "--max-shard-size",
         type=size,

@@ -170,14 +170,14 @@ def _parser() -> Parser:
     parser = Parser("python -m training.generate", str(__doc__))
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder of a model")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--prompt", metavar="TEXT", help="text to go on from")
+    what.add_argument("--prompt", metavar="TEXT", help="text to continue")
     what.add_argument("--prompts", type=Path, metavar="FILE", help="texts, one per line")
     for name, metavar, read, default, text in (
         ("max-new-tokens", "N", _within(int, 1), 200, "tokens to write, at most (default: 200)"),
         ("temperature", "T", _within(float, 0), None, "0: the most likely token (default: 1.0)"),
-        ("top-k", "K", _within(int, 0), None, "of the K most likely; 0, the default: of all"),
-        ("top-p", "P", _share, None, "of the fewest that have chance P together (default: 1.0)"),
-        ("seed", "N", _within(int, 0, GREATEST_SEED), 0, "of the drawing (default: 0)"),
+        ("top-k", "K", _within(int, 0), None, "draw from the K most likely (default: 0, from all)"),
+        ("top-p", "P", _share, None, "draw from the fewest with total chance P (default: 1.0)"),
+        ("seed", "N", _within(int, 0, GREATEST_SEED), 0, "seed of the draws (default: 0)"),
         ("batch-size", "N", _within(int, 1), None, f"prompts at once, at most (default: {BATCH})"),
     ):
         parser.add_argument(f"--{name}", type=read, default=default, metavar=metavar, help=text)

@@ -35,8 +35,8 @@ def _help(words: Sequence[str]) -> None:
     from training.cli import Parser  # only for --help: every rank passes through this module
 
     parser = Parser("python3 -m training.job.rank", str(__doc__))
-    parser.add_argument("module", metavar="MODULE", help="what to run")
-    parser.add_argument("flags", nargs="*", metavar="FLAGS", help="its own")
+    parser.add_argument("module", metavar="MODULE", help="module to run")
+    parser.add_argument("flags", nargs="*", metavar="FLAGS", help="flags of the module")
     parser.parse_args(list(words))
 
 

@@ -37,7 +37,7 @@ def report(arguments: Sequence[str]) -> None:
         "--over",
         choices=tuple(OVER),
         default="steps",
-        help="what the curves go over; time: that of the steps, over all starts (steps)",
+        help="x-axis of the curves; time: of the steps, over all starts (default: steps)",
     )
     given = parser.parse_args(list(arguments))
     folder: Path = given.output

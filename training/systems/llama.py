@@ -14,10 +14,12 @@ from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfi
 _TYPES = ("llama_v2", "llama_v3", "mistral", "mixtral", "gpt_neox")
 _FLAGS = (
     Flag("model_type", str, "gpt_neox", "which model", choices=_TYPES),
-    Flag("hidden_width", integer, 768, "channels of the stream"),
+    Flag("hidden_width", integer, 768, "width of the residual stream"),
     Flag("num_layers", integer, 12, "blocks"),
     Flag("num_heads", integer, 12, "heads of attention"),
-    Flag("num_key_value_heads", integer, None, "fewer: heads share keys and values"),
+    Flag(
+        "num_key_value_heads", integer, None, "if fewer than num_heads, heads share keys and values"
+    ),
     Flag(
         "intermediate_size",
         integer,
@@ -27,13 +29,13 @@ _FLAGS = (
     ),
     Flag("vocab_size", integer, 50432, "ids of tokens"),
     Flag("initializer_range", number, 0.02, "standard deviation of the first weights"),
-    Flag("rotary_emb_base", number, None, "of rotary positions; by default the model type's own"),
-    Flag("rotary_pct", number, None, "gpt_neox: share of channels that is rotated (default: 0.25)"),
-    Flag("sliding_window", integer, None, "mistral, mixtral: positions seen back, 0 for all"),
+    Flag("rotary_emb_base", number, None, "base of rotary positions (default: the model type's)"),
+    Flag("rotary_pct", number, None, "gpt_neox: share of the channels to rotate (default: 0.25)"),
+    Flag("sliding_window", integer, None, "mistral, mixtral: positions attention sees, 0 for all"),
     Flag("resid_pdrop", number, None, "gpt_neox: dropout after attention and MLP (default: 0.1)"),
     Flag("attn_pdrop", number, None, "gpt_neox: dropout of attention (default: 0.1)"),
     Flag("embd_pdrop", number, None, "gpt_neox: dropout of embeddings, as resid_pdrop"),
-    Flag("summary_first_pdrop", number, None, "of a head that none of these models has"),
+    Flag("summary_first_pdrop", number, None, "dropout of a head that none of these models has"),
 )
 FLAGS = tuple(replace(flag, section="model") for flag in _FLAGS)
 NAMES = {

@@ -163,7 +163,7 @@ def _listen(orders: SimpleQueue[dict[str, Any]]) -> None:
 
 if __name__ == "__main__":
     parser = Parser("python3 -m training.job.preflight.worker", str(__doc__))
-    parser.add_argument("rank", type=int, metavar="LOCAL_RANK", help="which device of the node")
-    parser.add_argument("file", type=int, metavar="DESCRIPTOR", help="open file of the answers")
+    parser.add_argument("rank", type=int, metavar="LOCAL_RANK", help="which device to use")
+    parser.add_argument("file", type=int, metavar="DESCRIPTOR", help="open file for answers")
     given = parser.parse_args()
     main(given.rank, given.file)

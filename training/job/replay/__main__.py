@@ -40,14 +40,14 @@ def main(arguments: Sequence[str]) -> int:
         type=int,
         metavar="INT",
         default=node.STEPS,
-        help=f"how many are taken (default: {node.STEPS})",
+        help=f"how many steps to take (default: {node.STEPS})",
     )
     parser.add_argument(
         "--seconds",
         type=float,
         metavar="S",
         default=node.SECONDS,
-        help=f"how long they may take (default: {node.SECONDS:g})",
+        help=f"the time limit in seconds (default: {node.SECONDS:g})",
     )
     parser.add_argument(
         "--nproc",
