@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> NoReturn:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sqshforge-run.pyz",
-        description="Start a sqsh and run COMMAND in it (after --); its exit code is passed on.",
+        description="Start a sqsh, run COMMAND (after --) in it, and exit with its code.",
         allow_abbrev=False,
     )
     parser.add_argument("image", type=Path, metavar="FILE.sqsh")
@@ -64,6 +64,6 @@ def _parser() -> argparse.ArgumentParser:
         "--runtime",
         choices=start.RUNTIMES,
         default="auto",
-        help="Who starts it; auto is enroot where that is installed [auto].",
+        help="What starts it; auto: enroot if it is installed, else builtin [auto].",
     )
     return parser
