@@ -184,7 +184,7 @@ def test_an_evaluation_counts_each_token_once(tmp_path: Path, data: str) -> None
     ("name", "changes", "shown"),
     [
         ("mamba-tiny", ("seq_length=11", "context_parallel=4"), "pieces of 2 tokens (seq_length"),
-        ("llama-tiny", ("seq_length=3", "context_parallel=4"), "each needs 1; make"),
+        ("llama-tiny", ("seq_length=3", "context_parallel=4"), "each needs 1; fix: make"),
         ("llama-tiny", ("context_parallel=2", "use_torch_compile=True"), "cannot be compiled"),
         ("mamba2-tiny", ("context_parallel=2", "backend=neuron"), "ignores it"),
         ("llama-tiny", ("context_parallel=2", "backend=smp"), "ignores it"),
