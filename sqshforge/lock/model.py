@@ -183,16 +183,18 @@ def read(name: str, recipes: Path) -> Lock:
     except (ValidationError, UnicodeDecodeError) as error:
         first = str(error).splitlines()[0]
         raise RequestError(
-            f"the lock cannot be read: {first}", where=str(path), fix=again
+            f"the lock cannot be read: {first}",
+            where=str(path),
+            fix=f"restore it, as by git; or remove it, then {again}",
         ) from None
 
 
 def earlier(name: str, recipes: Path) -> Lock | None:
-    """Read an earlier lock, to keep what still holds; None if it is absent or broken."""
-    try:
-        return read(name, recipes)
-    except RequestError:
-        return None
+    """Read an earlier lock, to keep what still holds; None if it is absent.
+
+    Raises `RequestError` if it cannot be read: without it, every version would be resolved anew.
+    """
+    return read(name, recipes) if path_of(name, recipes).exists() else None
 
 
 def inherited(recipe: Recipe, recipes: Path) -> Lock | None:

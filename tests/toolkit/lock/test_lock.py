@@ -272,6 +272,18 @@ def test_what_changed_is_reported_in_a_few_words(index: Index, tmp_path: Path) -
     assert lock.changes(after, other) == ["unlocked changed"]
 
 
+def test_a_lock_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+    """As after a merge with conflicts: every version in it would be resolved anew."""
+    assert lock.earlier("app", tmp_path) is None
+    path = lock.path_of("app", tmp_path)
+    path.parent.mkdir()
+    path.write_text("<<<<<<< HEAD\n")
+    with pytest.raises(RequestError, match="the lock cannot be read") as caught:
+        lock.earlier("app", tmp_path)
+    assert caught.value.where == str(path)
+    assert caught.value.fix == "restore it, as by git; or remove it, then sqshforge lock app"
+
+
 def test_versions_of_debian_packages_are_no_change(root: Path) -> None:
     locked = lock.read("cpu-mamba", root / "recipes")
     assert locked.apt is not None
