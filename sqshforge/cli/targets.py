@@ -251,8 +251,11 @@ def vendor(
     target: str, settings: tuple[str, ...], platform: str | None, engine: str | None
 ) -> None:
     """Download everything that a build needs, to build offline with OFFLINE=1."""
+    from sqshforge.build import inputs
     from sqshforge.host.terminal import human
 
+    if inputs.offline():
+        raise RequestError("vendor downloads, but OFFLINE is set", fix="leave OFFLINE out")
     steps = steps_of(engine, settings, platform)
     folder, bundle = steps.vendor(target)
     size = sum(one.path.stat().st_size for one in bundle.supplies)

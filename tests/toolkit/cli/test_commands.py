@@ -125,6 +125,13 @@ def test_a_variable_that_is_no_size_is_named(name: str, words: list[str]) -> Non
     assert name in done.err
 
 
+def test_vendor_is_refused_without_a_network() -> None:
+    done = sqshforge("vendor", "cpu-mamba", env={"OFFLINE": "1"})
+    assert done.code == 2, done.err
+    assert "vendor downloads, but OFFLINE is set" in done.err
+    assert "leave OFFLINE out" in done.err
+
+
 def test_docker_asked_for_without_a_daemon_is_exit_code_3() -> None:
     done = sqshforge("build", "cpu-mamba", "--engine", "docker")
     assert done.code == 3
