@@ -163,7 +163,10 @@ def test_an_evaluation_counts_each_token_once(tmp_path: Path, data: str) -> None
             ("--model_name=mamba2-7b", "--tensor_parallel=12"),
             ["64 heads (d_inner / head_dim)", "4096 columns", "multiple of 12 groups"],
         ),
-        (("--model_name=mamba-tiny", "--tensor_parallel=2"), ["cannot share a layer of mamba;"]),
+        (
+            ("--model_name=mamba-tiny", "--tensor_parallel=2"),
+            ["cannot share a layer of mamba, only those of"],
+        ),
         (
             ("--model_name=granite-4.0-h-tiny", "--tensor_parallel=5"),
             [
