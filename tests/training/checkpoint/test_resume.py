@@ -319,7 +319,7 @@ def test_what_a_model_is_trained_with_may_be_another_on_resumption(
     assert go_on(0.01, 2).returncode == 0
     done = go_on(0.02, 3)
     assert done.returncode == 0, done.stderr
-    shown = "WARNING: balance_coefficient: the checkpoint was made with 0.01, this is 0.02; what"
+    shown = "WARNING: balance_coefficient: the checkpoint was made with 0.01, this is 0.02; the new"
     assert shown in done.stdout
 
 
@@ -332,7 +332,7 @@ def test_the_optimizers_settings_can_be_others_on_resumption(
     spread = f"--fsdp_engine={engine}"
     done = resume(tmp_path, data, undisturbed, 2, spread, *decayed)
     assert done.returncode == 0, done.stderr
-    assert "weight_decay: the checkpoint was made with 0.1, this is 30.0; what was" in done.stdout
+    assert "weight_decay: the checkpoint was made with 0.1, this is 30.0; the new" in done.stdout
     assert losses(tmp_path)[0] == pytest.approx(losses(undisturbed)[20], abs=1e-5)
     assert losses(tmp_path)[1] != pytest.approx(losses(undisturbed)[21], abs=1e-3)
     for length, more in ((31, decayed), (32, spared)):
