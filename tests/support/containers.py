@@ -63,7 +63,7 @@ def _loops() -> list[str]:
     return found
 
 
-def until(holds: Callable[[], object], seconds: float = 120.0) -> bool:
+def until(holds: Callable[[], object], seconds: float = 400.0) -> bool:
     """Wait until something holds; returns whether it did in time."""
     deadline = time.monotonic() + seconds
     while not holds():
