@@ -15,7 +15,6 @@ def test_every_family_has_a_curve() -> None:
     assert set(curves.FAMILIES) == set(FAMILIES)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("family", curves.FAMILIES)
 def test_the_curve_is_the_golden_one(family: str, tmp_path: Path) -> None:
     golden = json.loads((curves.GOLDEN / f"{family}.json").read_text())
