@@ -1,1 +1,1 @@
-"""What a run keeps: checkpoints, their copies, its claim on its folder, and its first weights."""
+"""What a run keeps: checkpoints, their copies, the lease of its folder, and its first weights."""

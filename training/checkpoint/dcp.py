@@ -35,7 +35,7 @@ def write(
     state: dict[str, Any],
     record: Manifest,
     group: Group,
-    claim: RunLease,
+    lease: RunLease,
     *,
     takes: int,
     keep: int = 0,
@@ -49,16 +49,16 @@ def write(
     if there is no room. `copies` get what is read for the checksums. Checkpoints older than the
     newest `keep` are removed, as manifest.retain does; `warn` gets, on rank 0, a line for each that
     cannot be removed. Raises TrainingError on every rank if any could not write its part, or if
-    rank 0's claim on the folder is lost; then nothing is left behind.
+    rank 0's lease of the folder is lost; then nothing is left behind.
     """
     folder = manifest.temporary(save_path, record.step)
     final = folder.with_name(f"step_{record.step}_ckp")
     try:
-        files = _write_files(folder, final, state, group, claim, takes, copies)
+        files = _write_files(folder, final, state, group, lease, takes, copies)
 
         def end() -> None:
             if group.rank == 0:
-                claim.check()
+                lease.check()
                 with _reporting(folder, takes):
                     manifest.publish(folder, replace(record, files=files))
                     for fault in manifest.retain(folder.parent, keep, every):
@@ -68,7 +68,7 @@ def write(
     except TrainingError:
         if copies:
             copies.drop(final.name)
-        if group.rank == 0 and not claim.lost:  # no rank, and no other run, is at work in it
+        if group.rank == 0 and not lease.lost:  # no rank, and no other run, is at work in it
             shutil.rmtree(folder, ignore_errors=True)
         raise
     if copies:
@@ -81,7 +81,7 @@ def _write_files(
     final: Path,
     state: dict[str, Any],
     group: Group,
-    claim: RunLease,
+    lease: RunLease,
     takes: int,
     copies: Copies | None,
 ) -> dict[str, File]:
@@ -89,7 +89,7 @@ def _write_files(
 
     def begin() -> None:
         if group.rank == 0:
-            claim.check()
+            lease.check()
             with _reporting(folder, takes):
                 manifest.make_anew(folder)
 

@@ -2,11 +2,11 @@
 
 SAVE/.running says who runs there, and has a counter that is renewed every few seconds. It needs no
 file locks, which do nothing on some shared file systems, and no clocks, which differ between hosts:
-a process that finds a claim watches its counter for longer than a renewal takes. If the counter
+a process that finds a lease watches its counter for longer than a renewal takes. If the counter
 stands still, the run there is dead, and the next one takes the folder over.
 
-Of many that try to, only one may win. The right to follow a claim is a file named after it,
-.running.<its id>, that only one process can make (O_EXCL). So claims form a chain, the last of
+Of many that try to, only one may win. The right to follow a lease is a file named after it,
+.running.<its id>, that only one process can make (O_EXCL). So leases form a chain, the last of
 which counts; whoever has made it renames it to .running. Light: no torch here.
 """
 
@@ -32,8 +32,8 @@ LEASE_FILE = ".running"
 ROUND = "RESTART_ROUND"
 """Set for ranks that may restart on other nodes: how often this start's ranks were started."""
 _COUNT = 20  # digits of the counter, so that it can be overwritten in place
-LEASE_THREAD = "claim"
-"""The name of the thread that renews the claim."""
+LEASE_THREAD = "lease"
+"""The name of the thread that renews the lease."""
 BEAT = 4.0
 """Seconds between two renewals."""
 SILENCE = 20.0
@@ -46,7 +46,7 @@ _SAID = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseOwner:
-    """One start of a run, as it is written in a claim."""
+    """One start of a run, as it is written in a lease."""
 
     id: str  # no other start has it
     job: str  # Slurm's; empty outside of it
@@ -126,8 +126,8 @@ def _lives(pid: int) -> bool:
 
 
 @dataclass(frozen=True)
-class FoundClaim:
-    """A claim as it was read; holder is None if a kill cut off the writing."""
+class FoundLease:
+    """A lease as it was read; holder is None if a kill cut off the writing."""
 
     path: Path
     holder: LeaseOwner | None
@@ -135,24 +135,24 @@ class FoundClaim:
 
     @property
     def next(self) -> Path:
-        """The path of the claim that follows this one."""
+        """The path of the lease that follows this one."""
         if self.holder is None:
             return self.path.with_name(f"{self.path.name}.torn")
         return self.path.with_name(f"{LEASE_FILE}.{self.holder.id}")
 
 
-def read_chain(folder: Path) -> list[FoundClaim]:
-    """Read the claims of a folder, of which the last counts. Raises OSError."""
-    found: list[FoundClaim] = []
+def read_chain(folder: Path) -> list[FoundLease]:
+    """Read the leases of a folder, of which the last counts. Raises OSError."""
+    found: list[FoundLease] = []
     path = folder / LEASE_FILE
     while (text := _read(path)) is not None:
-        found.append(FoundClaim(path, LeaseOwner.of(text.partition("\n")[0]), text))
+        found.append(FoundLease(path, LeaseOwner.of(text.partition("\n")[0]), text))
         path = found[-1].next
     return found
 
 
-def make_claim(path: Path, holder: LeaseOwner) -> int:
-    """Make a claim's file, which must not exist, and return its descriptor. Raises OSError."""
+def make_lease(path: Path, holder: LeaseOwner) -> int:
+    """Make a lease's file, which must not exist, and return its descriptor. Raises OSError."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     text = f"{holder.line}\n{0:0{_COUNT}}\n".encode()
     try:
@@ -166,7 +166,7 @@ def make_claim(path: Path, holder: LeaseOwner) -> int:
     return file
 
 
-def renew_claim(file: int, holder: LeaseOwner, count: int) -> None:
+def renew_lease(file: int, holder: LeaseOwner, count: int) -> None:
     """Overwrite the counter in place: needs no room, and cannot undo that a file was replaced."""
     os.pwrite(file, f"{count:0{_COUNT}}\n".encode(), len(holder.line.encode()) + 1)
     os.fsync(file)  # else other hosts would not see it
@@ -183,19 +183,19 @@ def _read(path: Path) -> str | None:
 
 
 class RunLease:
-    """A folder that this process need not claim, because rank 0's process does."""
+    """A folder that needs no lease of this process, because rank 0's process does."""
 
     lost = ""
     """Why the folder is no longer this run's; empty as long as it is."""
 
     def take(self, tell: Callable[[str], None]) -> None:
-        """Claim the folder, which is made if it does not exist."""
+        """Take the lease of the folder, which is made if it does not exist."""
 
     def check(self) -> None:
-        """Look at the claim now. Raises TrainingError if it is lost."""
+        """Look at the lease now. Raises TrainingError if it is lost."""
 
     def release(self) -> None:
-        """Release the folder, if it was claimed. May be called again, and from any thread."""
+        """Release the lease, if it was taken. May be called again, and from any thread."""
 
     def __enter__(self) -> RunLease:
         return self
@@ -208,7 +208,7 @@ NO_LEASE = RunLease()
 
 
 class OwnLease(RunLease):
-    """A folder that this process claims; a thread renews the claim and checks that it holds."""
+    """A lease of this process on a folder; a thread renews it and checks that it holds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._holder, self._file = folder, LeaseOwner.here(), -1
@@ -217,9 +217,9 @@ class OwnLease(RunLease):
         self._thread = threading.Thread(target=self._run, name=LEASE_THREAD, daemon=True)
 
     def take(self, tell: Callable[[str], None]) -> None:
-        """Claim the folder.
+        """Take the lease of the folder.
 
-        At once if nobody has it, or only a dead process of this host. Otherwise the claim is
+        At once if nobody has it, or only a dead process of this host. Otherwise the lease is
         watched: it takes up to SILENCE to find that the run there is dead, which is reported. Of
         many that try at once, one succeeds. Raises RequestError naming the run that lives there, or
         if the folder cannot be written.
@@ -257,7 +257,7 @@ class OwnLease(RunLease):
         while not self._over.wait(BEAT) and not self.lost:
             count += 1
             with suppress(OSError):  # the disk is full or away: tried again later
-                renew_claim(self._file, self._holder, count)
+                renew_lease(self._file, self._holder, count)
             self._look()
 
     def _look(self) -> None:
@@ -276,7 +276,7 @@ class OwnLease(RunLease):
 
 
 def _try(folder: Path, me: LeaseOwner, tell: Callable[[str], None]) -> int | None:
-    """Try once; return the claim's file, or None if another process was at work meanwhile."""
+    """Try once; return the lease's file, or None if another process was at work meanwhile."""
     found = read_chain(folder)
     path = folder / LEASE_FILE
     if found:
@@ -285,7 +285,7 @@ def _try(folder: Path, me: LeaseOwner, tell: Callable[[str], None]) -> int | Non
             return None
         path = found[-1].next
     try:
-        file = make_claim(path, me)
+        file = make_lease(path, me)
     except FileExistsError:
         return None
     if found:
@@ -300,7 +300,7 @@ def _try(folder: Path, me: LeaseOwner, tell: Callable[[str], None]) -> int | Non
 
 
 def _put_in_place(folder: Path, path: Path, me: LeaseOwner) -> bool:
-    """Make this process's claim the only one, if it is the last; return whether it was."""
+    """Make this process's lease the only one, if it is the last; return whether it was."""
     now = read_chain(folder)
     if not now or now[-1].holder != me:  # the one that it follows was released meanwhile
         return False
@@ -313,8 +313,8 @@ def _put_in_place(folder: Path, path: Path, me: LeaseOwner) -> bool:
     return True
 
 
-def _outlive(folder: Path, found: FoundClaim, me: LeaseOwner, tell: Callable[[str], None]) -> str:
-    """Watch a claim until its run is known to be dead, and say why; empty if another one counts.
+def _outlive(folder: Path, found: FoundLease, me: LeaseOwner, tell: Callable[[str], None]) -> str:
+    """Watch a lease until its run is known to be dead, and say why; empty if another one counts.
 
     Raises RequestError if the run lives, unless it is an earlier start of this very job, which ends
     once it is followed.
@@ -333,7 +333,7 @@ def _outlive(folder: Path, found: FoundClaim, me: LeaseOwner, tell: Callable[[st
         if taken > _SAID and not said:
             said = True
             who = holder.described() if holder else "an unknown run"
-            tell(f"{folder} is claimed by {who}: checking for up to {SILENCE:.0f} s if it lives")
+            tell(f"{folder} is leased by {who}: checking for up to {SILENCE:.0f} s if it lives")
         time.sleep(_POLL)
         now, last = time.monotonic(), read_chain(folder)
         passed, before = min(now - before, _MOST), now

@@ -72,12 +72,12 @@ class Saver:
         optimizer: torch.optim.Optimizer,
         group: Group,
         say: Callable[[str], None],
-        claim: RunLease,
+        lease: RunLease,
         takes: int,
         copies: Copies | None = None,
     ) -> None:
         self.run, self.backend, self.group, self.say = config.run, backend, group, say
-        self.claim, self.takes = claim, takes  # bytes of a checkpoint
+        self.lease, self.takes = lease, takes  # bytes of a checkpoint
         self.model, self.optimizer, self.copies = model, optimizer, copies
         self.mirror = Mirror(config.run) if config.run.mirror_url else None
         self._under_way: _UnderWay | None = None
@@ -157,7 +157,7 @@ class Saver:
             state,
             record,
             group,
-            self.claim,
+            self.lease,
             takes=self.takes,
             keep=run.keep_checkpoints,
             every=run.keep_every,

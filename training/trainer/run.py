@@ -80,7 +80,7 @@ def set_up(
 ) -> Trainer:
     """Prepare a run for its next step; all faults of the request are found here.
 
-    A collective call. `lease` is rank 0's claim on the folder; a run without one must be the only
+    A collective call. `lease` is rank 0's lease of the folder; a run without one must be the only
     one there. Raises RequestError.
     """
     phases = phases or StartUp()
@@ -168,7 +168,7 @@ def _described(config: Config, group: Group, feed: DataFeed) -> str:
 def _check(
     config: Config, group: Group, backend: Backend, lease: RunLease, parameters: int, say: Say
 ) -> None:
-    """Check what needs neither data nor model, and claim the folder; raises RequestError."""
+    """Check what needs neither data nor model, and take the folder's lease; raises RequestError."""
     run = config.run
     group.together(lambda: backend.check(config, group))
     observers.check(run, group.device)

@@ -40,7 +40,7 @@ COMPILED = 4
 class Trainer:
     """A run that is ready for its next step; its methods are collective calls.
 
-    `training.trainer.run.set_up` makes it. `lease` is rank 0's claim on the run's folder.
+    `training.trainer.run.set_up` makes it. `lease` is rank 0's lease of the run's folder.
     """
 
     config: Config
@@ -110,7 +110,7 @@ class Trainer:
             self.stop.made, self.saver.writing, bool(self.lease.lost), self._is_late()
         )
         if lost:
-            raise TrainingError(self.lease.lost or "rank 0 has lost its claim on save_ckpt_path")
+            raise TrainingError(self.lease.lost or "rank 0 has lost its lease of save_ckpt_path")
         self._notes.taken(self.step)
         if not writing:
             self.saver.end()

@@ -83,12 +83,12 @@ def said(process: subprocess.Popen[str], until: str) -> str:
 
 
 def left(folder: Path, **other: Any) -> LeaseOwner:
-    """Leave the claim of a process that seems dead from here, or is elsewhere."""
+    """Leave the lease of a process that seems dead from here, or is elsewhere."""
     with subprocess.Popen(["true"]) as gone:
         pass
     holder = LeaseOwner(**{**vars(LeaseOwner.here()), "id": "old", "pid": gone.pid, **other})
     folder.mkdir(exist_ok=True)
-    os.close(lease.make_claim(folder / LEASE_FILE, holder))
+    os.close(lease.make_lease(folder / LEASE_FILE, holder))
     return holder
 
 
@@ -138,7 +138,7 @@ def test_a_run_whose_claim_is_lost_writes_no_checkpoint(tmp_path: Path, backgrou
     with started(2, *flags, *more) as process:
         assert wait_for(lambda: list(save.glob("checkpoints/step_*_ckp")), process)
         left(tmp_path / "other", host="other-host", job="8")
-        # Atomically, as the run checks whether it still has its claim.
+        # Atomically, as the run checks whether it still has its lease.
         (tmp_path / "other" / LEASE_FILE).replace(save / LEASE_FILE)
         there = {path.name for path in (save / "checkpoints").glob("step_*_ckp")}
         _, err = process.communicate(timeout=300)
@@ -150,7 +150,7 @@ def test_a_run_whose_claim_is_lost_writes_no_checkpoint(tmp_path: Path, backgrou
 
 
 def test_many_starters_one_winner(tmp_path: Path) -> None:
-    """In an empty folder, in one left by a dead run of another host, and with a torn claim."""
+    """In an empty folder, in one left by a dead run of another host, and with a torn lease."""
     for round_, leave in enumerate(
         (
             lambda folder: None,
@@ -161,7 +161,7 @@ def test_many_starters_one_winner(tmp_path: Path) -> None:
         folder = tmp_path / str(round_)
         leave(folder)
         with holding(folder, 8) as processes:
-            time.sleep(6)  # longer than a claim is watched; late starters watch it too
+            time.sleep(6)  # longer than a lease is watched; late starters watch it too
             (folder / "end").touch()
             texts = [process.communicate(timeout=300)[0] for process in processes]
         ends = [text.splitlines()[-1].split()[0] for text in texts]

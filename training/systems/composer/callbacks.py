@@ -126,9 +126,9 @@ class Records(LoggerDestination):
         console: Console,
         device: torch.device,
         run_loggers: list[loggers.Logger],
-        claim: RunLease,
+        lease: RunLease,
     ) -> None:
-        self.config, self.folder, self._claim = config, folder, claim
+        self.config, self.folder, self._lease = config, folder, lease
         self.rate, self.clipping, self.console, self.device = rate, clipping, console, device
         self._loggers = run_loggers
         self._logged: dict[str, Any] = {}
@@ -155,9 +155,9 @@ class Records(LoggerDestination):
         """Report a step. Raises TrainingError before anything of it is saved.
 
         It is raised on every rank for a number that is not finite; on rank 0 alone, after which the
-        launcher ends all ranks, if its claim on the folder is lost.
+        launcher ends all ranks, if its lease of the folder is lost.
         """
-        self._claim.check()
+        self._lease.check()
         assert self.clipping.norm is not None
         step: Record = {
             "kind": "step",

@@ -54,11 +54,11 @@ def run(config: ComposerConfig) -> int:
     if len(set(dist.all_gather_object(data[0].dataloader.dataset.fingerprint))) > 1:
         raise RequestError("data: the ranks see different files")
     is_first = dist.get_global_rank() == 0
-    with OwnLease(folder) if is_first else NO_LEASE as claim:
-        _together(lambda: claim.take(say))
+    with OwnLease(folder) if is_first else NO_LEASE as lease:
+        _together(lambda: lease.take(say))
         prepare = partial(folders.prepare, config, folder, parameters, world_size, say)
         newest = dist.all_gather_object(_together(lambda: prepare() if is_first else None))[0]
-        step, is_done = _train(config, folder, newest, data, device, console, claim)
+        step, is_done = _train(config, folder, newest, data, device, console, lease)
     if not is_done:
         say(f"asked to stop after step {step}: saved; start it again to go on")
         return SAVED
@@ -73,7 +73,7 @@ def _train(
     data: tuple[Any, Any],
     device: torch.device,
     console: Console,
-    claim: RunLease,
+    lease: RunLease,
 ) -> tuple[int, bool]:
     """Train on data that is open, in a folder that is prepared, from its newest checkpoint.
 
@@ -88,12 +88,12 @@ def _train(
     name = config.run_name(models.parameters(config.model.sizes))
     loggers = _together(lambda: _wandb(config, folder, name, console))
     clipping, rate = Clipping(config.general.clipping_threshold), LearningRate(config)
-    records = Records(config, folder, rate, clipping, console, device, loggers, claim)
+    records = Records(config, folder, rate, clipping, console, device, loggers, lease)
     speed = SpeedMonitor(
         window_size=config.general.window_size,
         gpu_flops_available=flops.peak(device_name(device)) or 0,  # 0: Composer must not guess
     )
-    stopping = Stopping(StopRequest(claim.release, dist.get_global_rank()))
+    stopping = Stopping(StopRequest(lease.release, dist.get_global_rank()))
     trainer = Trainer(
         **_model(config, device, say),
         **_how_long(config, evaluates=bool(data[1])),
