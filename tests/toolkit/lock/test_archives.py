@@ -16,8 +16,8 @@ from tests.support.web_servers import Index, Web
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
 from tests.support.web_servers import web_fixture as web_fixture
-from tests.toolkit.lock.test_lock import ARCHIVE, GIT, repository, resolved
-from tests.toolkit.lock.test_lock import index as index
+from tests.toolkit.lock.test_resolving import ARCHIVE, GIT, repository, resolved
+from tests.toolkit.lock.test_resolving import index as index
 
 pytestmark = pytest.mark.processes
 

@@ -26,7 +26,7 @@ from tests.support.registries import registry_fixture as registry_fixture
 from tests.support.web_servers import Index, small_recipe, wheel
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
-from tests.toolkit.lock.test_lock import resolved
+from tests.toolkit.lock.test_resolving import resolved
 
 pytestmark = pytest.mark.processes
 

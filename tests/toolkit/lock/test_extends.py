@@ -17,7 +17,7 @@ from tests.support import checkouts
 from tests.support.web_servers import Index, asking, small_recipe, wheel
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
-from tests.toolkit.lock.test_lock import ARCHIVE, GIT, Small, repository
+from tests.toolkit.lock.test_resolving import ARCHIVE, GIT, Small, repository
 
 pytestmark = pytest.mark.processes
 
