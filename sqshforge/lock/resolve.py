@@ -12,7 +12,7 @@ from pathlib import Path
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host import temporary
 from sqshforge.host.programs import Programs
-from sqshforge.host.terminal import Reporter
+from sqshforge.host.terminal import Reporter, Tracker
 from sqshforge.lock.git import commit_of
 from sqshforge.lock.model import (
     Lock,
@@ -143,17 +143,29 @@ def resolve(recipe: Recipe, asked: Asked) -> Lock:
     invalid patch.
     """
     open_: list[str] = []
-    base = _image(recipe, recipe.base.image, "base image", asked, open_)
-    compiler = recipe.base.compiler
+    compiled = recipe.base.compiler
+    with asked.reporter.track(f"resolving {recipe.name}") as tracker:
+        tracker.note("images")
+        base = _image(recipe, recipe.base.image, "base image", asked, open_)
+        compiler = _image(recipe, compiled, "compiler image", asked, open_) if compiled else None
+        tracker.note("Debian packages")
+        apt = _apt(recipe, asked, open_)
+        tracker.note("Python packages")
+        python = _python(recipe, asked, open_)
+        tracker.note("sources")
+        sources = tuple(_source(recipe, name, asked, open_) for name in sorted(recipe.sources))
+        archives = tuple(
+            _archive(recipe, name, asked, open_, tracker) for name in sorted(recipe.archives)
+        )
     return Lock(
         target=recipe.target,
         inputs=inputs(recipe),
         base=base,
-        compiler=_image(recipe, compiler, "compiler image", asked, open_) if compiler else None,
-        apt=_apt(recipe, asked, open_),
-        python=_python(recipe, asked, open_),
-        sources=tuple(_source(recipe, name, asked, open_) for name in sorted(recipe.sources)),
-        archives=tuple(_archive(recipe, name, asked, open_) for name in sorted(recipe.archives)),
+        compiler=compiler,
+        apt=apt,
+        python=python,
+        sources=sources,
+        archives=archives,
         patches=locked_patches(recipe, asked.project.patches),
         unlocked=tuple(open_),
     )
@@ -254,7 +266,9 @@ def _commit(lock: Lock | None, name: str, source: Source) -> str | None:
     return next((one.commit for one in known if (one.name, one.git, one.ref) == pin), None)
 
 
-def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> LockedArchive:
+def _archive(
+    recipe: Recipe, name: str, asked: Asked, open_: list[str], tracker: Tracker
+) -> LockedArchive:
     """Find an archive's checksum: the recipe's, an earlier lock's, else by downloading it.
 
     If there is none, the reason is added to `open_`.
@@ -266,11 +280,9 @@ def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locke
     if total is None:
         try:
             addresses = [asked.mirrors.source(one) for one in archive.addresses]
-            with (
-                # Not where builds keep theirs: that may hold another address's file of this name.
-                temporary.folder("archive") as folder,
-                asked.reporter.track(f"archive {archive.file}") as tracker,
-            ):
+            # Not where builds keep theirs: that may hold another address's file of this name.
+            with temporary.folder("archive") as folder:
+                tracker.note(f"archive {archive.file}")
                 place = folder / archive.file
                 total = download_from(addresses, place, None, asked.pip, tracker)
         except MissingError as error:
