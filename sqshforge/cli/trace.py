@@ -72,13 +72,17 @@ def trace(
     if check and place is None:
         raise RequestError("which list is to be checked?", fix="add --list FILE")
     listed = HotList.read(place) if check and place else NONE  # before a build, which takes long
+    again: list[str | Path] = ["trace", subject]
+    again += ["--list", place] if place and place != default else []
+    again += ["--platform", platform] if platform else []
+    if check and not listed.lines:
+        fix = f"write it: {suggest.sqshforge(*again)}"
+        raise RequestError("the list names no file", where=str(place), fix=fix)
     if target is not None:
         options = squash.Options.of("shared", keep=True, hot=steps.hot(target))
         output = steps.sqsh(target)
         image = steps.pack(steps.build(target), output, options, Cache.of_user()).path
     if check and place:
-        again: list[str | Path] = [subject] if place == default else [subject, "--list", place]
-        again += ["--platform", platform] if platform else []
         _check(listed, place, image, again)
         return
     words = command or tracing.default_command(image)
@@ -109,7 +113,7 @@ def trace(
 def _check(hot: HotList, place: Path, image: Path, again: Sequence[str | Path]) -> None:
     """Print how many lines name a file of an image; exit with 1 if they are too few.
 
-    `again` is the subject and options of the trace command that writes the list anew.
+    `again` is the trace command that writes the list anew.
     """
     from sqshforge.host import suggest
     from sqshforge.host.terminal import show_lines
@@ -123,7 +127,7 @@ def _check(hot: HotList, place: Path, image: Path, again: Sequence[str | Path]) 
     show_lines(*(f"names nothing: {line}" for line in missing))
     show_lines(f"{place}: {there} of {len(hot.lines)} lines name a file of {image}")
     enough = there >= ENOUGH * len(hot.lines)
-    following = ("inspect", image) if enough else ("trace", *again)
+    following = ("inspect", image) if enough else again
     show_lines(f"next: {suggest.sqshforge(*following)}")
     if not enough:
         sys.exit(1)

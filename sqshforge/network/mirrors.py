@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sqshforge.errors import RequestError, SqshforgeError
+from sqshforge.recipe import recipe_file
 
 FILE = "SQSHFORGE_MIRRORS"
 KINDS = ("images", "indexes", "sources")
@@ -65,7 +66,9 @@ def read_mirrors(root: Path, environment: Mapping[str, str] = os.environ) -> Mir
 def _written(path: Path) -> Mirrors:
     """Read the mirrors in a file; a kind without a value has none."""
     try:
-        data = yaml.safe_load(path.read_text()) or {}
+        text = path.read_text()
+        data = yaml.safe_load(text) or {}
+        twice = recipe_file.repeated(yaml.compose(text, Loader=yaml.SafeLoader))
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(str(error), str(path)) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
@@ -75,6 +78,8 @@ def _written(path: Path) -> Mirrors:
         raise _wrong(problem, place) from None
     if not isinstance(data, dict):
         raise _wrong("it is no mapping of images, indexes and sources", str(path))
+    for place, what in twice:
+        raise _wrong(f"{place} {what}", str(path))
     try:
         return Mirrors.model_validate({key: {} if v is None else v for key, v in data.items()})
     except ValidationError as error:

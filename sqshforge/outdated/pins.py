@@ -60,7 +60,9 @@ def judged(pin: Pin, offers: Sequence[Offer], python: str) -> Pin:
         return replace(pin, silent="no index that was asked has it")
     top = max(offers, key=lambda one: Version(one.version))
     if Version(top.version) <= Version(pin.pinned):
-        return replace(pin, newest=pin.pinned, fits=pin.pinned)
+        ahead = Version(Version(top.version).public) < Version(Version(pin.pinned).public)
+        only = (f"the index has nothing newer than {top.version}",) if ahead else ()
+        return replace(pin, newest=pin.pinned, fits=pin.pinned, held_by=only)
     other = f"{top.version} needs Python {top.python}, and the recipe has {python}"
     return replace(pin, newest=top.version, held_by=(other,) if top.python else ())
 

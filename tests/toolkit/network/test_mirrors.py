@@ -109,6 +109,8 @@ def test_the_environment_is_enough(kind: str, tmp_path: Path) -> None:
         ("just words\n", "it is no mapping of images, indexes and sources"),
         ("source: {}\n", "source: Extra inputs are not permitted"),
         ("sources: [a]\n", "sources: Input should be a valid dictionary"),
+        ("sources: {a: b}\nsources: {c: d}\n", "sources (line 2) stands twice"),
+        ("images:\n  a: b\n  a: c\n", "images.a (line 3) stands twice"),
         ("a: 2024-02-30\n", "day is out of range for month"),
         ("sources: {a: 1}\n", "sources.a: Input should be a valid string"),
         ("sources: {a:}\n", "sources.a: Input should be a valid string"),

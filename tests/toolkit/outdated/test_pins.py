@@ -38,6 +38,14 @@ def test_what_is_not_above_the_pin_is_not_newer(offered: str) -> None:
     assert candidate(pin, [Offer(offered)]) is None
 
 
+def test_a_pin_above_all_that_the_index_has_says_so() -> None:
+    """As with a mirror that is behind, or a version that was withdrawn."""
+    pin = judged(NUMPY, [Offer("1.25.0")], "3.10")
+    assert pin.held_by == ("the index has nothing newer than 1.25.0",)
+    built = judged(replace(NUMPY, pinned="1.26.4+cpu"), [Offer("1.26.4")], "3.10")
+    assert (built.state, built.held_by) == ("newest", ())
+
+
 def test_what_no_index_has_is_not_asked() -> None:
     assert judged(NUMPY, [], "3.10").state == "not asked"
 

@@ -162,6 +162,10 @@ def test_a_list_is_checked_against_a_file(tiny: Path, tmp_path: Path) -> None:
     assert "names nothing: usr/gone" in bad.out and "1 of 2 lines" in bad.out
     following = bad.out.partition("next: ")[2].strip()
     assert following.endswith(f" trace {tiny} --list {place}"), following
+    place.write_bytes(HotList.of([]).text("x"))
+    empty = sqshforge("trace", tiny, "--list", place, "--check")
+    assert empty.code == 2 and "the list names no file" in empty.err
+    assert f"trace {tiny} --list {place}\n" in empty.err
     other = sqshforge("trace", tiny, "--list", place, "--check", "--platform", "linux/arm64")
     assert other.code == 2 and "leave --platform out" in other.err
 
