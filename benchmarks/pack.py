@@ -8,7 +8,7 @@ in a different order each time, because what ran just before a row affects its t
 The first round does not count; the image's files are in the page cache.
 Writes pack.json and pack.png to benchmarks/results/ and exits 1 if a goal is missed.
 
---small uses an image of 170 MB and one round.
+--small uses an image of 170 MB and one round, which counts.
 Needs root (it mounts the daemon's layers, and runs two rows as an ordinary user) and docker.io; the
 row with reflinks needs mkfs.xfs (xfsprogs), and one reference row tar2sqfs (squashfs-tools-ng).
 """
@@ -81,11 +81,11 @@ def measure(runs: int, *, small: bool, references: bool) -> dict[str, Any]:
         rows = bed.rows(reflink=reflink)
         took: dict[str, list[float]] = {row.name: [] for row in rows}
         orders = random.Random(0)
-        for number in range(runs + 1):
+        for number in range(1 if small else 0, runs + 1):
             for row in orders.sample(rows, len(rows)):
                 seconds = rig.timed(row, programs)
                 reporter.say(f"round {number}: {row.name}: {seconds:.2f} s")
-                if number:  # the first one warms up
+                if number:  # round 0 warms up
                     took[row.name].append(seconds)
         facts["sqsh_bytes"] = (folder / "root" / "out.sqsh").stat().st_size
         once = {

@@ -28,6 +28,7 @@ from tests.training.support.runs import run
 from training.data.packed import PackedWriter
 
 LENGTH = 512
+SHORT = 64  # tokens of a sequence in a small run
 GOAL = 0.01
 UNCOUNTED = 10
 DOCUMENTS = 20_000
@@ -37,23 +38,24 @@ def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--steps", type=int, default=40)
     given = options.parse(parser)
+    length, documents = LENGTH, DOCUMENTS
     if given.small:
-        given.steps = 2 * UNCOUNTED
+        given.steps, length, documents = 2 * UNCOUNTED, SHORT, 1000
     if given.steps <= UNCOUNTED:
         parser.error(f"--steps must be more than {UNCOUNTED}")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="sqshforge-bench-") as name:
         folder = Path(name)
-        for source, flags in sources(folder, 1000 if given.small else DOCUMENTS):
+        for source, flags in sources(folder, documents, length):
             for prefetch in (2,) if given.small else (2, 0):
                 save = folder / f"run{len(rows)}"
-                shares = measure(save, given.steps, *flags, f"--prefetch={prefetch}")
+                shares = measure(save, given.steps, length, *flags, f"--prefetch={prefetch}")
                 rows.append({"source": source, "prefetch": prefetch, "data_wait": shares})
                 print(f"{source}, prefetch {prefetch}: waits of {max(shares):.2%}", flush=True)
     met = all(max(row["data_wait"]) <= GOAL for row in rows if row["prefetch"])
     result = {
         "what": "share of the time that steps waited for data, FSDP on 2 processes, mamba-tiny, "
-        f"2 sequences of {LENGTH} each; one figure for every {UNCOUNTED} steps",
+        f"2 sequences of {length} each; one figure for every {UNCOUNTED} steps",
         "how": "python -m benchmarks.wait",
         "goal": GOAL,
         "met": met,
@@ -66,18 +68,18 @@ def main() -> int:
     return options.finish(given, "wait", result, met=met)
 
 
-def sources(folder: Path, documents: int) -> list[tuple[str, tuple[str, ...]]]:
+def sources(folder: Path, documents: int, length: int) -> list[tuple[str, tuple[str, ...]]]:
     """Write the same documents in each format; returns the name and the flags of each source."""
     chance = np.random.default_rng(0)
     texts = [
-        chance.integers(97, 123, length, dtype=np.uint8).tobytes().decode()
-        for length in chance.integers(100, 4000, documents).tolist()
+        chance.integers(97, 123, size, dtype=np.uint8).tobytes().decode()
+        for size in chance.integers(100, 4000, documents).tolist()
     ]
     with PackedWriter(folder / "packed.npy") as packed:
         for text in texts:
             packed.write(np.frombuffer(text.encode(), np.uint8))
     line = np.frombuffer("".join(texts).encode(), np.uint8).astype(np.int32)  # (all tokens,)
-    blocks = line[: len(line) // LENGTH * LENGTH].reshape(-1, LENGTH)  # (rows, l)
+    blocks = line[: len(line) // length * length].reshape(-1, length)  # (rows, l)
     datasets.Dataset.from_dict({"input_ids": blocks.tolist()}).save_to_disk(str(folder / "set"))
     (folder / "texts").mkdir()
     for file in range(4):
@@ -90,12 +92,12 @@ def sources(folder: Path, documents: int) -> list[tuple[str, tuple[str, ...]]]:
     ]
 
 
-def measure(save: Path, steps: int, *flags: str) -> list[float]:
+def measure(save: Path, steps: int, length: int, *flags: str) -> list[float]:
     """Train; returns the share of time waited in each report interval except the first."""
     done = run(
         2,
         "--model_name=mamba-tiny",
-        f"--seq_length={LENGTH}",
+        f"--seq_length={length}",
         f"--save_ckpt_path={save}",
         f"--num_steps={steps}",
         f"--report_interval={UNCOUNTED}",
