@@ -20,7 +20,6 @@ if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
 
 NEVER = tl.constexpr(1e30)
 """The sum of the deltas of a chunk in which a document begins: it makes the decay 0."""
-
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
