@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from tests.training.support.documents import (
     FAMILIES,
     WITHIN,
+    Outcome,
     alone,
     cut,
     difference,
@@ -63,10 +65,9 @@ def main() -> None:
         config = settings(sizes, parallel)
         group = replace(world, tensor_parallel=config.parallel.tensor_parallel)
         shared = find_backend(config.parallel.backend).build(config, group, None)
-        random = torch.Generator().manual_seed(7)
-        rows = [[cut(random, LENGTH, 12) for _ in range(2)] for _ in range(group.data_world_size)]
+        rows = rows_of(group.data_world_size)
         found = together(shared, rows[group.data_rank], group.data_rank)[0]  # (b, l, v)
-        wanted = [alone(filled(sizes, 5), one, seed) for seed, one in enumerate(rows)]
+        wanted = expected(sizes, group.data_world_size)
         logits, own = wanted[group.data_rank]
         mean = {key: torch.stack([one[1][key] for one in wanted]).mean(0) for key in own}
         pair = neuron(shared, sizes, own) if "backend" in parallel else fsdp(shared, mean)
@@ -76,6 +77,18 @@ def main() -> None:
             print(f"{name}: {apart:.1e}", flush=True)
         group.barrier()
     stop()
+
+
+def rows_of(ranks: int) -> list[list[list[int]]]:
+    """Return the lengths of the documents in each rank's rows."""
+    random = torch.Generator().manual_seed(7)
+    return [[cut(random, LENGTH, 12) for _ in range(2)] for _ in range(ranks)]
+
+
+@cache  # most cases of a family have the same rows
+def expected(sizes: Sizes, ranks: int) -> list[Outcome]:
+    """Return each rank's logits and gradients, by the whole model on each document by itself."""
+    return [alone(filled(sizes, 5), one, seed) for seed, one in enumerate(rows_of(ranks))]
 
 
 Pair = tuple[dict[str, Tensor], dict[str, Tensor]]
