@@ -24,7 +24,7 @@ OF_ROOT = ("pack", "rebuild")  # a daemon of their own, its layers mounted; root
 
 def benchmark(*words: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     argv = [*before, sys.executable, "-m", "benchmarks", *words]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1700)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_small_run(name: str) -> None:
 
 def test_a_result_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "benchmarks.data", "--small", "--output", str(tmp_path / "new")]
-    subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=800)
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=1700)
     result = json.loads((tmp_path / "new" / "data.json").read_text())
     assert {"what", "rows", "met", "machine"} <= set(result)
 
@@ -69,7 +69,7 @@ def test_what_fails_ends_none_of_the_others() -> None:
         "import sys; sys.argv = ['benchmarks', '--small']; sys.exit(all.main())\n"
     )
     argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1700)
     assert done.returncode == 1
     *_, missing, data = done.stdout.splitlines()
     assert missing.startswith("missing    FAILED after "), done.stdout

@@ -57,7 +57,7 @@ def type_in(text: str, folder: Path, environment: Mapping[str, str]) -> str:
         stdin=subprocess.DEVNULL,
         text=True,
         capture_output=True,
-        timeout=600,
+        timeout=1500,
     )
     said = done.stdout + done.stderr
     if done.returncode != 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support import json_lines, processes
 from tests.support.slurm import Cluster
 
-TIMEOUT = 600  # seconds: long enough for the slowest machine, to catch what hangs
+TIMEOUT = 1200  # seconds: long enough for the slowest machine, to catch what hangs
 
 TRIAL_FLAGS = {"mamba2_neuron": ("--backend=gloo", "--logging_interval=10")}
 """What a launcher's trial needs on machines with only CPUs."""

@@ -92,7 +92,7 @@ def leave_marks(patch: pytest.MonkeyPatch, folder: Path, mark: str) -> None:
     patch.setenv("no_proxy", ",".join(hosts))
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.long
 @pytest.mark.parametrize("case", ["buildah"], indirect=True)
 def test_made_from_nothing_elsewhere_it_is_the_same(case: Case, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def sqshforge(root: Path, *words: str | Path) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stderr
