@@ -65,11 +65,10 @@ def test_from_a_clone_to_a_proven_sqsh(machine: Cgroup, disk: Path) -> None:
     options = ["--exec-opt=native.cgroupdriver=cgroupfs"]
     options += [f"--cgroup-parent=/{machine.folder.name}/containers"]
     with engines.daemon(group.starting(), options) as host:
-        began = time.monotonic()
         first = quickstart(checkout, tools, group, host)
-        between = time.monotonic()
+        began = time.monotonic()
         second = quickstart(checkout, tools, group, host)
-        took = between - began, time.monotonic() - between
+        took = time.monotonic() - began
         assert machine.out_of_memory() == 0
     for done in (first, second):
         assert done.returncode == 0, done.stdout + done.stderr
@@ -80,5 +79,5 @@ def test_from_a_clone_to_a_proven_sqsh(machine: Cgroup, disk: Path) -> None:
         assert done.stdout.splitlines()[-1].startswith("next: ")
     assert "making .venv" in first.stdout and "already done" not in first.stdout
     assert "making .venv" not in second.stdout and second.stdout.count("already done") == 3
-    assert took[1] < took[0] / 8
+    assert took < 30
     assert (checkout / "build/cpu-mamba.sqsh").stat().st_size > 100 << 20
