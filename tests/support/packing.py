@@ -29,7 +29,7 @@ def tree_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root file system that takes the archive profile a few seconds."""
     folder = tmp_path_factory.mktemp("slow") / "tree"
     (folder / "etc").mkdir(parents=True)
-    for index in range(12):
+    for index in range(24):
         words = os.urandom(2 << 20).hex()
         (folder / f"words-{index}").write_text(words)
     return folder
