@@ -79,7 +79,7 @@ def selective_contexts() -> Any:
 
 def fuses_adamw(device_type: str) -> bool:
     """Return whether AdamW has a fused kernel for this device: on a CPU since torch 2.4."""
-    return device_type == "cuda" or torch.__version__ >= "2.4"
+    return device_type == "cuda" or (device_type == "cpu" and torch.__version__ >= "2.4")
 
 
 if torch.__version__ < "2.3":

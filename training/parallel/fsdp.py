@@ -61,7 +61,7 @@ class Fsdp(Backend):
         return build(config.model.sizes, config.parallel, group, config.run.seed, weights)
 
     def optimizer(self, model: nn.Module, config: Config, group: Group) -> torch.optim.Optimizer:
-        return make_optimizer(model, config.optim, group.device)
+        return make_optimizer(model, config.optim)
 
     def clip(self, model: nn.Module, optimizer: torch.optim.Optimizer, threshold: float) -> Tensor:
         return clip_gradients(model, threshold)  # ()

@@ -13,13 +13,10 @@ from training import compat
 from training.config.config import OptimConfig
 
 
-def make_optimizer(
-    model: nn.Module, config: OptimConfig, device: torch.device
-) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """Make AdamW; A_log, D, biases and norms are not decayed (Gu & Dao 2023, the reference's rule).
 
-    With decay_all they are, as in systems without such a rule. `device` is the one that computes;
-    the parameters may be in host memory (cpu_offload).
+    With decay_all they are, as in systems without such a rule.
     """
     named = [(p, config.decay_all or decays(n)) for n, p in model.named_parameters()]
     groups: list[dict[str, Any]] = [
@@ -27,13 +24,13 @@ def make_optimizer(
         {"params": [p for p, decayed in named if not decayed], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]  # torch 2.2 cannot restore empty ones
-    held = next(model.parameters()).device.type
+    held = next(model.parameters()).device.type  # in host memory with cpu_offload
     return torch.optim.AdamW(
         groups,
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
-        fused=device.type == "cuda" and compat.fuses_adamw(held),
+        fused=compat.fuses_adamw(held),
     )
 
 

@@ -12,13 +12,11 @@ from training.models.mamba import Mamba
 from training.parallel.backend import find_backend
 from training.parallel.optimizer import clip_gradients, decays, make_optimizer
 
-CPU = torch.device("cpu")
-
 
 def test_decay_spares_what_it_should() -> None:
     with torch.device("meta"):
         model = Mamba(MambaConfig(d_model=32, n_layer=1, vocab_size=64))
-    decayed, spared = make_optimizer(model, OptimConfig(), CPU).param_groups
+    decayed, spared = make_optimizer(model, OptimConfig()).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     mixer = "backbone.layers.0.mixer."
     assert {names[id(parameter)] for parameter in spared["params"]} == {
@@ -45,7 +43,7 @@ def test_decay_is_for_matrices(name: str) -> None:
 def optimized(**optim: Any) -> tuple[torch.nn.Module, torch.optim.AdamW]:
     """Return a model and its optimizer after two steps."""
     model = filled(MambaConfig(d_model=32, n_layer=1, vocab_size=64))
-    optimizer = make_optimizer(model, OptimConfig(**optim), CPU)
+    optimizer = make_optimizer(model, OptimConfig(**optim))
     for _ in range(2):
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)  # the parameter's shape
@@ -64,7 +62,7 @@ def test_a_restored_optimizer_has_the_settings_that_were_asked_for(before: bool,
     settings: dict[str, Any] = {"decay_all": now, **others}
     model, optimizer = optimized(**settings)
     backend.restore(model, optimizer, backend.state(old_model, old))
-    asked = make_optimizer(model, OptimConfig(**settings), CPU)
+    asked = make_optimizer(model, OptimConfig(**settings))
     for group, wanted in zip(optimizer.param_groups, asked.param_groups, strict=True):
         assert [id(one) for one in group["params"]] == [id(one) for one in wanted["params"]]
         for name in ("weight_decay", "betas", "eps", "fused"):

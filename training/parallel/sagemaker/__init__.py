@@ -43,7 +43,7 @@ class SageMaker(Backend):
         return wrap.build(config, group, weights)
 
     def optimizer(self, model: nn.Module, config: Config, group: Group) -> torch.optim.Optimizer:
-        return make_optimizer(model, config.optim, group.device)
+        return make_optimizer(model, config.optim)
 
     def clip(self, model: nn.Module, optimizer: torch.optim.Optimizer, threshold: float) -> Tensor:
         from torch.sagemaker.grad_norm import clip_grad_norm_
