@@ -82,10 +82,10 @@ def test_kill_9_at_random_moments(
 
     Most of its processes start quickly; some start like users' do.
     """
-    length = 12 * kills + 34
+    length = 6 * kills + 34
     calm, harried = tmp_path / "calm", tmp_path / "harried"
     train(calm, data, 2, 2, length, *more)
-    asked = (f"--num_steps={length}", "--checkpoint_interval=4", "--report_interval=1", *more)
+    asked = (f"--num_steps={length}", "--checkpoint_interval=2", "--report_interval=1", *more)
     lines, folder = harried / "metrics.jsonl", harried / "checkpoints"
     chance = random.Random(4)
     interrupted_saves = complete = 0
@@ -95,7 +95,7 @@ def test_kill_9_at_random_moments(
         before = lines.stat().st_ino if lines.exists() else 0
         begun = newest(folder)
         assert begun >= complete, "a kill has cost a complete checkpoint"
-        goal = begun + chance.randint(1, 16)
+        goal = begun + chance.randint(1, 8)
 
         def in_a_save() -> bool:
             return any(folder.glob("step_*.tmp"))
