@@ -84,7 +84,8 @@ class Resolver:
 
         Such an index is asked first, and a name that it has is taken from no other: others carry
         placeholders under these names. If it is `named_only`, it is asked for nothing but its
-        packages. If it does not answer, its pins stay without hashes and are listed in `unlocked`.
+        packages. If one does not answer, the pins of all stay without hashes, as packages of one
+        may need those of another, and are listed in `unlocked`.
         Raises the errors of `resolve`, and `WorkError` if a bound name would come from elsewhere.
         """
         wanted = self.recipe.packages()
@@ -100,15 +101,17 @@ class Resolver:
         )
         if result.code == 0:
             return self._divided(result.out, urls)
-        if not any(is_silent(url, result.err) for url in urls.values()):
+        silent = [name for name, url in urls.items() if is_silent(url, result.err)]
+        if not silent:
             raise self._unresolved(result)
         locked = tuple(
             LockedIndex(name=name, url=indexes[name].url, packages=tuple(map(_open, some)))
             for name, some in pins.items()
         )
         unlocked = tuple(
-            f"{pin}: the index {name} ({indexes[name].url}) did not answer"
+            f"{pin}: the index {culprit} ({indexes[culprit].url}) did not answer"
             for name, some in pins.items()
+            for culprit in [name if name in silent else silent[0]]
             for pin in some
         )
         return Found(self.resolve(wanted), locked, unlocked)

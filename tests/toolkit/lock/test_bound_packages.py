@@ -236,14 +236,17 @@ def test_an_index_for_some_names_only_gives_no_others(
     assert "torch" not in public.asked
 
 
-def test_where_it_does_not_answer_its_pins_are_open(
+def test_where_it_does_not_answer_the_pins_of_all_indexes_are_open(
     public: Index, new_index: NewIndex, tmp_path: Path
 ) -> None:
     public.add(wheel("torch", "2.5"))
     torch = new_index(*torchs())
     torch.web.stop()
     found = bound_torch(tmp_path, public, new_index(*real()).url, torch.url)
-    assert f"torch==2.5+cpu: the index pytorch ({TORCH['url']}) did not answer" in found.unlocked
+    assert [one for one in found.unlocked if "the index" in one] == [
+        f"{name}=={version}: the index pytorch ({TORCH['url']}) did not answer"
+        for name, version in {**NEURON, "torch": "2.5+cpu"}.items()
+    ]
     assert [one.name for one in found.python.packages] == ["numpy"]
     assert [one.hashes for index in found.python.bound for one in index.packages] == [()] * 4
 
