@@ -149,8 +149,9 @@ def _certificates(host: Host) -> Iterator[Finding]:
     try:
         settings = access.pip(host.programs) if has_pip else settings
     except WorkError as error:
-        said = " ".join(line.strip() for line in error.what.splitlines()[1:])
-        yield Finding("pip's configuration", False, said, "correct the file that pip names")
+        first, *rest = (line.strip() for line in error.what.splitlines())
+        fix = error.fix or "correct the file that pip names"
+        yield Finding("pip's configuration", False, " ".join(rest) or first, fix)
     bundle = access.ca_bundle(settings)
     yield Finding(
         "CA certificates",

@@ -17,6 +17,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlparse
 
+from sqshforge.errors import WorkError
 from sqshforge.host.files import sha256
 from sqshforge.host.programs import Programs
 
@@ -83,7 +84,11 @@ class Pip:
 
 
 def pip(programs: Programs) -> Pip:
-    """Read the configuration from pip itself, so that every way of configuring it counts."""
+    """Read the configuration from pip itself, so that every way of configuring it counts.
+
+    Raises `WorkError` if an index is neither an address nor a folder: pip ignores it, and a build
+    would take its packages from elsewhere.
+    """
     listing = programs.capture([sys.executable, "-m", "pip", "config", "list"])
     values: dict[str, str] = {}
     # pip's order of precedence, weakest first: [global], a command's section, the environment.
@@ -92,6 +97,15 @@ def pip(programs: Programs) -> Pip:
             key, separator, value = line.partition("=")
             if separator and key.startswith(f"{section}."):
                 values[key.removeprefix(f"{section}.")] = str(ast.literal_eval(value))
+    for key in ("index-url", "extra-index-url"):
+        for url in values.get(key, "").split():
+            is_address = "://" in url or url.startswith("file:")
+            if not is_address and not Path(url).expanduser().is_dir():
+                raise WorkError(
+                    f"pip's {key} is neither an address nor a folder: {url}",
+                    fix=f"begin an address with https://; python -m pip config debug "
+                    f"and PIP_{key.upper().replace('-', '_')} say where it is set",
+                )
     cert = values.get("cert")
     no_index = values.get("no-index", "").lower() in TRUE
     return Pip(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
 from sqshforge.network import access
 
@@ -39,6 +41,22 @@ def test_pip_is_asked_so_that_files_and_environment_count(
         "    https://two.test/links",
         "timeout = 7",
     ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["index-url", "extra-index-url"])
+def test_an_index_without_a_scheme_is_reported(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build would ask the public index instead, as pip ignores it."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    monkeypatch.setenv(f"PIP_{name.upper().replace('-', '_')}", "mirror.example.test:80/simple")
+    said = f"pip's {name} is neither an address nor a folder: mirror.example.test:80/simple"
+    with pytest.raises(WorkError, match=re.escape(said)):
+        access.pip(Programs())
+    monkeypatch.setenv(f"PIP_{name.upper().replace('-', '_')}", str(tmp_path))
+    access.pip(Programs())
 
 
 @pytest.mark.processes
