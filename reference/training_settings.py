@@ -55,8 +55,6 @@ def _value(flag: Flag, setting: Setting | None) -> str:
         kind += f", at least {about.least:g}"
     if about and about.above is not None:
         kind += f", more than {about.above:g}"
-    if about and about.most is not None:
-        kind += f", at most {about.most}"
     if flag.default is None:
         kind += ", `auto`"
     return kind

@@ -16,9 +16,6 @@ BACKENDS = ("fsdp", "neuron", "smp")
 STREAM = "stream:"
 """Prefix for the name of a data set that is tokenized as it is read."""
 
-GREATEST_SEED = 2**63 - 1
-"""Torch takes seeds of 64 bits, and each rank adds its number."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -247,9 +244,7 @@ class RunConfig:
         "folder that the trained model is written to at the end, in Hugging Face's format",
         is_path=True,
     )
-    seed: int = setting(
-        2023, "of the initial weights and the order of the data", least=0, most=GREATEST_SEED
-    )
+    seed: int = setting(2023, "of the initial weights and the order of the data", least=0)
     same_seed: bool = setting(False, "let all ranks draw the same dropouts")
     device: str = setting(
         "auto",

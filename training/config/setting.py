@@ -16,6 +16,9 @@ from training.cli import with_home
 
 T = TypeVar("T")
 
+LARGEST = 2**63 - 1
+"""Torch takes whole numbers, as seeds and sizes are, of 64 bits."""
+
 
 @dataclass(frozen=True)
 class About:
@@ -24,7 +27,6 @@ class About:
     text: str
     least: float | None = None  # at least this
     above: float | None = None  # more than this, and finite
-    most: int | None = None  # at most this
     choices: tuple[str, ...] = ()
     needed: bool = False  # must not be empty
     is_path: bool = False  # or a source that contains one
@@ -39,8 +41,6 @@ class About:
             return f"{name}: must be at least {self.least:g}, not {value}"
         if self.above is not None and not self.above < value < math.inf:
             return f"{name}: must be more than {self.above:g} and finite, but is {value}"
-        if self.most is not None and value > self.most:
-            return f"{name}: must be at most {self.most}, not {value}"
         if self.choices and value not in self.choices:
             return f"{name}: must be one of {', '.join(self.choices)}, not {value!r}"
         if self.needed and not value:
@@ -54,13 +54,12 @@ def setting(
     *,
     least: float | None = None,
     above: float | None = None,
-    most: int | None = None,
     choices: Sequence[str] = (),
     needed: bool = False,
     is_path: bool = False,
 ) -> T:
     """Make a dataclass field with a description; a type checker sees its default."""
-    about = About(text, least, above, most, tuple(choices), needed, is_path)
+    about = About(text, least, above, tuple(choices), needed, is_path)
     field: Any = dataclasses.field(default=default, metadata={"about": about})
     return field  # type: ignore[no-any-return]
 
@@ -125,10 +124,14 @@ def optional(text: str) -> bool | None:
 
 
 def integer(text: str) -> int:
+    """Read a whole number, from -LARGEST to LARGEST."""
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
         raise ValueError("a whole number") from None
+    if abs(value) > LARGEST:
+        raise ValueError("a whole number of at most 64 bits")
+    return value
 
 
 def optional_number(text: str) -> float | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cli import OutputError, Parser, run_command
-from training.config.sections import GREATEST_SEED
+from training.config.setting import LARGEST
 from training.errors import RequestError
 from training.generate.decode import generate, picker
 from training.generate.vocabulary import (
@@ -177,7 +177,7 @@ def _parser() -> Parser:
         ("temperature", "T", _within(float, 0), None, "0: the most likely token (default: 1.0)"),
         ("top-k", "K", _within(int, 0), None, "draw from the K most likely (default: 0, from all)"),
         ("top-p", "P", _share, None, "draw from the fewest with total chance P (default: 1.0)"),
-        ("seed", "N", _within(int, 0, GREATEST_SEED), 0, "seed of the draws (default: 0)"),
+        ("seed", "N", _within(int, 0, LARGEST), 0, "seed of the draws (default: 0)"),
         ("batch-size", "N", _within(int, 1), None, f"prompts at once, at most (default: {BATCH})"),
     ):
         parser.add_argument(f"--{name}", type=read, default=default, metavar=metavar, help=text)

@@ -184,6 +184,7 @@ def test_every_size_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("", ("runs.seed=1",), "runs.seed: there is no section 'runs'; did you mean run?"),
         ("", ("model.d_stat=1",), "model.d_stat: mamba has no such size; did you mean d_state?"),
         ("", ("model.d_state=x",), "model.d_state: must be a whole number, not 'x'"),
+        ("", (f"model.vocab_size={2**63}",), "must be a whole number of at most 64 bits"),
         ("", ("model.name=lama",), "no model is called 'lama'"),
         ("", ("model.family=llama",), "mamba-tiny is of family mamba"),
         ("", ("--seed=1",), "'--seed=1' is not a change of a setting"),
