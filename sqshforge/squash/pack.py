@@ -41,6 +41,7 @@ from sqshforge.squash.request import (
     PackRequest,
     fitting,
     read_record,
+    record_path,
     stale_signature,
     write_record,
 )
@@ -310,6 +311,13 @@ class _Pack:
 def _may_replace(output: Path, options: Options) -> None:
     if output.is_dir():
         raise RequestError("the output is a folder", where=str(output), fix="name a file")
+    record = record_path(output)
+    if record.is_dir():
+        raise RequestError(
+            "a folder has the name of the output's record",
+            where=str(record),
+            fix="name another output, or rename the folder",
+        )
     if os.path.lexists(output) and read_record(output) is None and not options.force:
         raise RequestError(
             "the output exists and was not made by sqshforge",

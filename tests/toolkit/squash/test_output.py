@@ -160,6 +160,16 @@ def test_a_folder_is_not_replaced_even_by_force(tree: Path, tmp_path: Path) -> N
     assert visible(tmp_path) == {"a.sqsh"}
 
 
+def test_a_folder_in_the_place_of_the_record_is_seen_before_packing(
+    tree: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.sqsh.json").mkdir()
+    refused = run(f"rootfs:{tree}", "-o", tmp_path / "a.sqsh")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "error: a folder has the name of the output's record" in refused.stderr
+    assert visible(tmp_path) == {"a.sqsh.json"}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
