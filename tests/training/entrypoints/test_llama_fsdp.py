@@ -47,7 +47,7 @@ def test_the_published_command_line() -> None:
     assert (run_.report_interval, run_.seed) == (1, 12345)
     assert (optim.learning_rate, optim.weight_decay, optim.grad_clip_thresh) == (1e-4, 0.2, 1.0)
     assert (optim.schedule.name, optim.schedule.warmup) == ("cosine", 0.0032)
-    assert (config.parallel.precision, config.parallel.sharding_strategy) == ("bf16", "fsdp")
+    assert (config.parallel.precision, config.parallel.sharding_strategy) == ("auto", "fsdp")
     assert config.parallel.fsdp_activation_checkpointing
 
 
@@ -130,7 +130,7 @@ def test_a_tokenized_set_in_this_folder_is_not_streamed(
         (("--summary_first_pdrop=.1",), "--summary_first_pdrop: gpt_neox has none"),
         (("--embd_pdrop=.2",), "gpt_neox has one dropout for this and resid_pdrop"),
         (("--num_head=3",), "there is no such flag; did you mean --num_heads?"),
-        (("--bf16=2",), "--bf16: must be True or False, not '2'"),
+        (("--bf16=2",), "--bf16: must be True, False or auto, not '2'"),
         (("--max_steps=0",), "max_steps: must be at least 1, not 0"),
         (("--num_heads=7",), "num_heads: 7 does not divide d_model 768"),
         (("--precision=fp32",), "--precision: there is no such flag"),
