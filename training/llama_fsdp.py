@@ -23,7 +23,7 @@ from training.config.flags import (
     with_ours,
 )
 from training.config.sections import STREAM
-from training.config.setting import optional, path
+from training.config.setting import path
 from training.data.how_to_read import is_tokenized
 from training.data.splits import NoSplit, find, is_local
 from training.entrypoint import enter, leave, renamed
@@ -60,10 +60,7 @@ COMMON = (
 """The most used flags, which help shows first."""
 
 OWN = (
-    Flag(
-        *("bf16", optional, None, "compute in bfloat16, else float32; auto: on a GPU that has it"),
-        section="parallel",
-    ),
+    llama.BF16,
     Flag(
         *("lr_decay_style", str, "cosine", "how the learning rate changes"),
         choices=SCHEDULE_STYLES,
@@ -83,7 +80,6 @@ OWN = (
         section="data",
     ),
 )
-PRECISIONS = {None: "auto", True: "bf16", False: "fp32"}  # of --bf16
 TAKEN = {"precision", "schedule", "sharding_strategy", "dataset_path"}
 """Our settings that the system's own flags determine."""
 
@@ -97,7 +93,7 @@ def configure(arguments: Sequence[str]) -> Config:
     given = parse(FLAGS, arguments, program=program, about=str(__doc__), common=COMMON)
     settings = settings_of(given, KNOWN)
     settings |= {
-        "precision": PRECISIONS[given["bf16"]],
+        "precision": llama.PRECISIONS[given["bf16"]],
         "schedule": given["lr_decay_style"],
         "sharding_strategy": SHARDING[given["sharding_strategy"]],
         "dataset_path": _source(given["dataset"]),

@@ -21,6 +21,7 @@ from training.config.flags import assemble, parse, settings_of
 from training.data.remote import is_url
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
+from training.systems.llama import PRECISIONS
 from training.systems.smp import model
 from training.systems.smp.flags import COMMON, FLAGS, KNOWN, names_for, refused_flags
 from training.systems.smp.settings import data_settings, has_smp_library, sharding_settings
@@ -97,7 +98,7 @@ def _others(given: dict[str, Any], settings: dict[str, Any], faults: list[str]) 
     return {
         "save_ckpt_path": save,
         "mirror_url": url if is_url(url) else "",
-        "precision": "bf16" if given["bf16"] else "fp32",
+        "precision": PRECISIONS[given["bf16"]],
         "schedule": given["lr_decay_style"],
         "tensorboard_tags": "smp" if given["tensorboard_dir"] else "own",
         "final_model_dir": final if given["save_final_model"] else "",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from training.config.flags import Flag, FlagAlias
-from training.config.setting import integer, number
+from training.config.setting import integer, number, optional
 from training.errors import RequestError
 from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig, Sizes
 
@@ -38,6 +38,12 @@ _FLAGS = (
     Flag("summary_first_pdrop", number, None, "dropout of a head that none of these models has"),
 )
 FLAGS = tuple(replace(flag, section="model") for flag in _FLAGS)
+BF16 = Flag(
+    *("bf16", optional, None, "compute in bfloat16, else float32; auto: on a GPU that has it"),
+    section="parallel",
+)
+PRECISIONS = {None: "auto", True: "bf16", False: "fp32"}
+"""Value of --bf16 -> our precision."""
 NAMES = {
     **{"n_head": "num_heads", "n_kv_head": "num_key_value_heads", "d_ff": "intermediate_size"},
     **{"d_model": "hidden_width", "n_layer": "num_layers", "window": "sliding_window"},

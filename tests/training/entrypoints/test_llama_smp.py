@@ -74,7 +74,7 @@ def test_the_launchers_command_line() -> None:
     assert (optim.learning_rate, optim.weight_decay, optim.grad_clip_thresh) == (1e-4, 0.2, 1.0)
     assert (schedule.name, schedule.warmup, schedule.lr_decay_iters) == ("cosine", 0.0032, 47683)
     assert (parallel.sharding_strategy, parallel.shard_group_size) == ("hsdp", 64)
-    assert (parallel.precision, parallel.fp8, parallel.tensor_parallel) == ("bf16", True, 1)
+    assert (parallel.precision, parallel.fp8, parallel.tensor_parallel) == ("auto", True, 1)
     assert parallel.low_cpu_fsdp and parallel.fsdp_activation_checkpointing
     assert parallel.forward_prefetch and parallel.limit_all_gathers
 

@@ -197,7 +197,7 @@ OWN = (
             *("backend", str, "", "what distributes the run (default: smp where it is, else fsdp)"),
             choices=("fsdp", "smp"),
         ),
-        Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
+        llama.BF16,
         Flag(
             *("sharding_strategy", str, "hybrid_shard", "what is sharded over which ranks"),
             choices=tuple(SHARDING),
