@@ -32,6 +32,7 @@ from training.errors import RequestError, TrainingError, reading
 from training.manifest import Manifest
 from training.models.families import WITHOUT_EFFECT, completed, identity
 from training.parallel.backend import Backend
+from training.parallel.memory import compute_dtype
 from training.process_group import Group
 
 
@@ -280,7 +281,7 @@ def resume(
         for one in broken:
             manifest.set_aside(one, run.save_ckpt_path)
     before = record.settings | _changeable_sizes(record.model)
-    now = changeable_settings(config, data.feed)
+    now = changeable_settings(config, data.feed, group.device)
     for change in _changes(before, now | _changeable_sizes(model_identity(config))):
         say(f"WARNING: {change}; the new value is used")
     if record.world_size != group.world_size:
@@ -329,8 +330,12 @@ def _changeable_sizes(model: dict[str, Any]) -> dict[str, Any]:
     return {name: model[name] for name in sorted(WITHOUT_EFFECT - {"context"}) if name in model}
 
 
-def changeable_settings(config: Config, feed: DataFeed) -> dict[str, Any]:
-    """Return what a resumption may change, but seldom means to. feed: the training data."""
+def changeable_settings(config: Config, feed: DataFeed, device: torch.device) -> dict[str, Any]:
+    """Return what a resumption may change, but seldom means to.
+
+    feed: the training data; device: what computes.
+    """
+    narrow = compute_dtype(config.parallel.precision, device) == torch.bfloat16
     optim = asdict(config.optim)
     rates = optim.pop("schedule")
     return {
@@ -345,7 +350,7 @@ def changeable_settings(config: Config, feed: DataFeed) -> dict[str, Any]:
         "reset_documents": feed.documents,  # as auto was decided
         "document_end": config.data.document_end,
         "global_batch": feed.step_sequences,
-        "precision": config.parallel.precision,
+        "precision": "bf16" if narrow else "fp32",  # as auto was decided
         "reduce_precision": config.parallel.reduce_precision,
         "fp8": config.parallel.fp8,
     }

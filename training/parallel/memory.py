@@ -41,7 +41,7 @@ def uses_fsdp2(engine: str) -> bool:
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     """Choose bfloat16 or float32; auto is bfloat16 on a GPU that has it."""
-    has_bf16 = device.type == "cpu" or torch.cuda.is_bf16_supported()
+    has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported()
     if precision == "bf16" and not has_bf16:
         raise RequestError("precision: this GPU has no bfloat16; fix: use precision=fp32")
     wanted = precision == "bf16" or (precision == "auto" and device.type == "cuda" and has_bf16)

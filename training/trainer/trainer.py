@@ -177,7 +177,7 @@ class Trainer:
                 tokens_seen=self.tokens_seen,
                 world_size=self.group.world_size,
                 model=model_identity(self.config),
-                settings=changeable_settings(self.config, self.data.feed),
+                settings=changeable_settings(self.config, self.data.feed, self.group.device),
                 data=self.data.state(self.group.gather),
                 torch=torch.__version__,
             )

@@ -282,7 +282,7 @@ def test_another_way_to_compute_on_resumption_is_reported(
     assert done.returncode == 0, done.stderr
     for what in (
         "reset_documents: the checkpoint was made with False, this is True",
-        "precision: the checkpoint was made with auto, this is bf16",
+        "precision: the checkpoint was made with fp32, this is bf16",
         "reduce_precision: the checkpoint was made with auto, this is fp32",
     ):
         assert f"WARNING: {what}; the new value is used" in done.stdout
