@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,21 +44,23 @@ def test_a_stop_saves(site: Site, undisturbed: Losses, enroot: str, words: tuple
 def test_scancel_saves_what_it_can(site: Site, undisturbed: Losses, enroot: str) -> None:
     """It continues and signals all processes; the launcher does not requeue the job."""
     run = "enroot-cancelled"
-    job = site.submit(run, *FLAGS, PATH=enroot)
+    job = site.submit(run, *FLAGS, PATH=enroot, PREFLIGHT="0")
     site.reach(run, 8)
     site.slurm.cancel(job)
     assert site.slurm.wait(job, TIMEOUT) == "CANCELLED"
     said = site.slurm.output(job)
     assert "asked to stop after step" in said and "SIGBUS" not in said
     assert site.slurm.restarts(job) == 0
-    assert "resumed from" in site.complete(site.submit(run, *FLAGS, PATH=enroot))
+    again = site.submit(run, *FLAGS, PATH=enroot, PREFLIGHT="0")
+    assert "resumed from" in site.complete(again)
     assert site.losses(run) == undisturbed
 
 
 def test_a_root_that_is_lost_is_reported(site: Site, enroot: str) -> None:
     """The root is lost without any signal from Slurm."""
     run = "enroot-lost"
-    job = site.submit(run, *FLAGS, "--num_steps=100000", PATH=enroot, REQUEUES="0")
+    env: Any = {"PATH": enroot, "REQUEUES": "0", "PREFLIGHT": "0"}
+    job = site.submit(run, *FLAGS, "--num_steps=100000", **env)
     site.reach(run, 8)
     site.kill("squashfuse", job)
     assert site.slurm.wait(job, TIMEOUT) == "FAILED"

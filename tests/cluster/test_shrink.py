@@ -32,7 +32,7 @@ def site(
 
 @pytest.fixture(scope="module")
 def undisturbed(site: Site) -> Losses:
-    site.complete(site.submit("undisturbed", *FLAGS, asked=THREE))
+    site.complete(site.submit("undisturbed", *FLAGS, asked=THREE, PREFLIGHT="0"))
     return site.losses("undisturbed")
 
 

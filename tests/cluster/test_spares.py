@@ -43,7 +43,7 @@ def site(
 
 @pytest.fixture(scope="module")
 def undisturbed(site: Site) -> Losses:
-    site.complete(site.submit("undisturbed", *FLAGS))
+    site.complete(site.submit("undisturbed", *FLAGS, PREFLIGHT="0"))
     return site.losses("undisturbed")
 
 
