@@ -97,17 +97,10 @@ def pip(programs: Programs) -> Pip:
             key, separator, value = line.partition("=")
             if separator and key.startswith(f"{section}."):
                 values[key.removeprefix(f"{section}.")] = str(ast.literal_eval(value))
-    for key in ("index-url", "extra-index-url"):
-        for url in values.get(key, "").split():
-            is_address = "://" in url or url.startswith("file:")
-            if not is_address and not Path(url).expanduser().is_dir():
-                raise WorkError(
-                    f"pip's {key} is neither an address nor a folder: {url}",
-                    fix=f"begin an address with https://; python -m pip config debug "
-                    f"and PIP_{key.upper().replace('-', '_')} say where it is set",
-                )
     cert = values.get("cert")
     no_index = values.get("no-index", "").lower() in TRUE
+    if not no_index:
+        _require_addresses(values)
     return Pip(
         index=None if no_index else values.get("index-url"),
         extra_indexes=() if no_index else tuple(values.get("extra-index-url", "").split()),
@@ -118,6 +111,19 @@ def pip(programs: Programs) -> Pip:
         timeout=values.get("timeout") or values.get("default-timeout"),
         no_index=no_index,
     )
+
+
+def _require_addresses(values: Mapping[str, str]) -> None:
+    for key in ("index-url", "extra-index-url"):
+        for url in values.get(key, "").split():
+            is_address = "://" in url or url.startswith("file:")
+            if not is_address and not Path(url).expanduser().is_dir():
+                variable = f"PIP_{key.upper().replace('-', '_')}"
+                raise WorkError(
+                    f"pip's {key} is neither an address nor a folder: {url}",
+                    fix="begin an address with https://; it is set where python -m pip config "
+                    f"debug shows, or by {variable}",
+                )
 
 
 def ca_bundle(settings: Pip, environment: Mapping[str, str] = os.environ) -> Path | None:

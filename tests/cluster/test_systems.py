@@ -57,12 +57,12 @@ SHORT = ("--num_steps=2", "--report_interval=1")
 def test_the_image_is_brought_to_each_node_once(site: Site) -> None:
     disk = str(site.slurm.local / "images")
     for by in ("sbcast", "copy"):
-        env: Any = {"TRIAL": "1", "PREFLIGHT": "0", "STAGE": f"{disk}-{by}", "STAGE_BY": by}
+        env: Any = {"TRIAL": "1", "STAGE": f"{disk}-{by}", "STAGE_BY": by}
         first = site.submit(f"staged-{by}", *SHORT, **env)
         said = site.complete(first)
         assert f"{disk}-{by}/" in said.partition("by sqshforge")[0].splitlines()[-1]
         assert said.count("there already") == 0
-        again = site.submit(f"staged-{by}", *SHORT, **env)
+        again = site.submit(f"staged-{by}", *SHORT, **env, PREFLIGHT="0")
         assert site.complete(again).count("there already") == 2
     assert not Path(f"{disk}-sbcast").exists(), "it is on the nodes' own disks"
 
@@ -72,7 +72,7 @@ def test_an_edit_needs_no_new_image(site: Site, tmp_path: Path) -> None:
     shutil.copytree(site.root / "training", copy / "training")
     loop = copy / "training" / "mamba_fsdp.py"
     loop.write_text(loop.read_text() + "\nprint('edited here', flush=True)\n")
-    job = site.submit("dev", *SHORT, TRIAL="1", PREFLIGHT="0", DEV=str(copy))
+    job = site.submit("dev", *SHORT, TRIAL="1", DEV=str(copy))
     assert "edited here" in site.complete(job)
 
 

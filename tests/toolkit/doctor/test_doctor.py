@@ -360,6 +360,20 @@ def test_a_configuration_that_pip_cannot_read_is_one_gap_among_others(
     assert any(one.what == "CA certificates" for one in found)
 
 
+@pytest.mark.processes
+def test_an_index_that_pip_ignores_is_a_gap_with_its_own_fix(
+    machine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = access.pip
+    monkeypatch.setenv("PIP_INDEX_URL", "a.test/b")
+    monkeypatch.setattr(access, "pip", lambda programs: read(Programs()))  # the real pip
+    found = doctor.examine(machine())
+    gap = next(found for found in found if found.what == "pip's configuration")
+    assert gap.needed and not gap.ok
+    assert gap.detail == "pip's index-url is neither an address nor a folder: a.test/b"
+    assert "begin an address with https://" in gap.fix
+
+
 def test_what_is_needed_is_named_before_the_work_starts(machine: Make) -> None:
     host = machine(without=["mksquashfs", "squashfuse", "newuidmap", "newgidmap"])
     with pytest.raises(MissingError) as caught:

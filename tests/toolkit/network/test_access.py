@@ -55,6 +55,9 @@ def test_an_index_without_a_scheme_is_reported(
     said = f"pip's {name} is neither an address nor a folder: mirror.example.test:80/simple"
     with pytest.raises(WorkError, match=re.escape(said)):
         access.pip(Programs())
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # then it is not asked
+    access.pip(Programs())
+    monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv(f"PIP_{name.upper().replace('-', '_')}", str(tmp_path))
     access.pip(Programs())
 

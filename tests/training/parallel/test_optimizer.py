@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.training.support.families import HYBRIDS, filled
+from training import compat
 from training.config.config import OptimConfig
 from training.models import MambaConfig, build, preset
 from training.models.mamba import Mamba
@@ -50,6 +51,19 @@ def optimized(**optim: Any) -> tuple[torch.nn.Module, torch.optim.AdamW]:
         optimizer.step()
         optimizer.zero_grad()
     return model, optimizer
+
+
+def test_the_fused_kernel_where_torch_has_it_steps_as_torch_s_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(1)
+    fused, optimizer = optimized()
+    assert optimizer.defaults["fused"] == (torch.__version__ >= "2.4")
+    monkeypatch.setattr(compat, "fuses_adamw", lambda device_type: False)
+    torch.manual_seed(1)
+    looped, _ = optimized()
+    for mine, theirs in zip(fused.parameters(), looped.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("before", [False, True])
