@@ -211,10 +211,9 @@ def chosen(index: Document, tag: str, address: str) -> Document:
     if len(distinct) == 1:
         return distinct[0]
     here = MACHINES.get(platform.machine(), platform.machine())
-    for wanted in (f"linux/{here}", "linux/amd64"):
-        fitting = [one for one in distinct if _platform(one) == wanted]
-        if len(fitting) == 1 or (fitting and not any(_names(one) for one in fitting)):
-            return fitting[0]
+    fitting = [one for one in distinct if _platform(one) == f"linux/{here}"]
+    if len(fitting) == 1 or (fitting and not any(_names(one) for one in fitting)):
+        return fitting[0]
     tags = sorted({_names(one)[0] for one in distinct if _names(one)})
     if tags and not tag:
         raise RequestError(

@@ -76,14 +76,23 @@ def test_the_image_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ]
     ]
     address = several(images, tmp_path / "oci")
-    for machine, name in [("x86_64", "amd64"), ("aarch64", "arm64"), ("riscv64", "amd64")]:
+    for machine, name in [("x86_64", "amd64"), ("aarch64", "arm64")]:
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
         assert list(archives.parsed(archives.output(address, files={}))) == [name]
-    address = several(images[:2], tmp_path / "none")
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    with pytest.raises(RequestError, match="for linux/amd64") as caught, open_image(address):
+
+
+def test_an_image_for_other_machines_only_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [
+        Image([layer(file(machine))], tag="", index=of("linux", machine))
+        for machine in ("amd64", "ppc64le")
+    ]
+    address = several(images, tmp_path / "oci")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(RequestError, match="for linux/arm64") as caught, open_image(address):
         pass
-    assert "linux/arm64" in caught.value.fix
+    assert "linux/amd64, linux/ppc64le" in caught.value.fix
 
 
 def test_an_index_in_an_index(tmp_path: Path) -> None:
