@@ -148,6 +148,20 @@ def test_the_flags_are_those_of_its_entry_point(any_shell: Shell) -> None:
             assert not trial and re.search("is not a folder|must have sections", str(error))
 
 
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [
+        *((name, "--keep_checkpoints=0") for name in ("mamba_fsdp", "llama_fsdp", "mixtral_fsdp")),
+        ("mamba2_neuron", "--num_kept_checkpoint=-1"),
+    ],
+)
+def test_all_checkpoints_may_be_kept(name: str, flag: str, tmp_path: Path, root: Path) -> None:
+    """Nothing is said of `keep_every`, which the launcher gives by default."""
+    words = Shell(tmp_path, root / "launch" / f"{name}.sbatch").srun(flag, RUNTIME="pyxis")
+    entry_point = importlib.import_module(MODULES.get(name, f"training.{name}"))
+    entry_point.configure(words[words.index("--", words.index("--module")) + 1 :])
+
+
 def test_own_runtime_of_the_checkout(shell: Shell) -> None:
     own = shell.folder / ".venv" / "bin"
     own.mkdir(parents=True)

@@ -63,8 +63,6 @@ def config_faults(
         for name, value in (("beta1", optim.beta1), ("beta2", optim.beta2))
         if value >= 1
     ]
-    if run.keep_every and not run.keep_checkpoints:
-        found.append("keep_every: all checkpoints are kept already, as keep_checkpoints is 0")
     if run.eval_interval and not data.eval_dataset_path:
         found.append("eval_interval: there is no eval_dataset_path to evaluate on")
     if run.tensorboard_tags != "own" and not run.tensorboard_dir:
