@@ -66,6 +66,7 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
     parser.add_argument("--print-env", action="store_true", help="print the decisions and stop")
     asked = parser.parse_args(arguments[:split])
     job: Job | None = None
+    code = TrainingError.exit_code
     try:
         job = read_job(os.environ)
         _tell_start(job)
@@ -84,16 +85,20 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
             _tell(plan.title)
         for warning in plan.warnings:
             _tell(f"WARNING: node {job.node_rank}: {warning}")
-        return 0 if asked.print_env else _recorded(plan)
+        code = 0 if asked.print_env else _recorded(plan)
     except TrainingError as error:
         # A wrong request is usually wrong on all nodes: one of them reports it.
         local = error.local or error.exit_code != RequestError.exit_code
         if job is None or job.node_rank == 0 or local:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        code = error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
-        return INTERRUPTED
+        code = INTERRUPTED
+    finally:
+        if job is not None and not asked.print_env:
+            _tell_end(job, code)
+    return code
 
 
 def _tell_start(job: Job) -> None:
@@ -106,10 +111,16 @@ def _tell_start(job: Job) -> None:
         _tell(f"the container is up, {max(0.0, time.time() - int(launched)):.0f} s after srun")
 
 
+def _tell_end(job: Job, code: int) -> None:
+    """Tell the launcher this node's exit code."""
+    folder = start_folder.find(job, os.environ)
+    if folder is not None:
+        start_folder.end(folder, job, code)
+
+
 def _recorded(plan: Plan) -> int:
     """Run, and record the start and the end in the run's folder; return the exit code."""
     job_log.begin(plan, os.environ)
-    folder = start_folder.find(plan.job, os.environ)
     code = TrainingError.exit_code
     try:
         code = _run(plan)
@@ -122,8 +133,6 @@ def _recorded(plan: Plan) -> int:
         raise
     finally:
         job_log.end(plan, os.environ, code)
-        if plan.job.outlives_nodes and folder is not None:
-            start_folder.end(folder, plan.job, code)
 
 
 def _check_flags(plan: Plan) -> Any:

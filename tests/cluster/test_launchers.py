@@ -133,6 +133,10 @@ last-of-two) if [[ $SLURM_ARRAY_TASK_ID == 1 ]]; then
     until [[ -e crashed ]]; do sleep 0.1; done; sleep 5
     elif ((!${SLURM_RESTART_COUNT:-0})); then touch crashed; kill -9 $$; fi ;;
 wrong) [[ $SLURM_NODEID == 0 ]] || sleep 2; exit 2 ;;
+wrong-on-one) [[ $SLURM_NODEID == 1 ]] || sleep 600
+    echo 2 > "$CHECKPOINTS/.job-$SLURM_JOB_ID.0/ended.1"; exit 2 ;;
+late) [[ $SLURM_NODEID == 0 ]] || exit 1
+    sleep 70; exit 87 ;;
 crash-once) ((${SLURM_RESTART_COUNT:-0})) || kill -9 $$ ;;
 crash) exit 1 ;;
 stopped) ((${SLURM_RESTART_COUNT:-0})) && exit 0
@@ -181,6 +185,21 @@ def test_a_wrong_request_is_final(desk: Desk) -> None:
     assert desk.slurm.wait(job) == "FAILED"
     assert (desk.slurm.exit_code(job), desk.slurm.restarts(job)) == (2, 0)
     assert "not tried again" in desk.slurm.output(job)
+
+
+def test_what_is_wrong_on_one_node_is_final(desk: Desk) -> None:
+    """The other node waits for it, until srun kills that one's task."""
+    job = desk.submit("wrong-on-one", PREFLIGHT="0")
+    assert desk.slurm.wait(job) == "FAILED"
+    assert (desk.slurm.exit_code(job), desk.slurm.restarts(job)) == (2, 0)
+    assert "not tried again" in desk.slurm.output(job)
+
+
+def test_preflight_may_name_a_node_that_has_ended(desk: Desk) -> None:
+    """As when its container does not start: the others are not killed before they have said so."""
+    job = desk.submit("late", REQUEUES="0", PREFLIGHT_SECONDS="60")
+    assert desk.slurm.wait(job) == "FAILED"
+    assert desk.slurm.exit_code(job) == 87, desk.slurm.output(job)
 
 
 def test_a_crash_is_tried_again(desk: Desk) -> None:

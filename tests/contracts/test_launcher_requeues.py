@@ -122,6 +122,38 @@ def test_requeues(shell: Shell, code: str, env: dict[str, str], requeued: bool) 
     assert not requeued or asked.read_text() == "requeue incomplete 7\n"
 
 
+@pytest.mark.parametrize(
+    ("step", "nodes", "code", "env"),
+    [
+        ("137", {1: 2}, 2, {}),  # srun ended the first node, which waited for the other
+        ("137", {0: 1, 1: 3}, 3, {}),
+        ("87", {0: 87, 1: 2}, 2, {}),
+        ("87", {0: 87, 1: 2}, 87, {"EXCLUDE": "1"}),  # tried again without that node
+        ("137", {0: 1}, 137, {}),
+        ("85", {0: 85, 1: 2}, 85, {}),
+        ("0", {0: 0, 1: 0}, 0, {}),
+        # Of a job that outlives its nodes, the first one's counts.
+        ("137", {0: 0, 2: 2}, 0, {"SPARES": "1", "SLURM_JOB_NUM_NODES": "3"}),
+        ("2", {0: 1, 2: 2}, 1, {"SPARES": "1", "SLURM_JOB_NUM_NODES": "3"}),
+    ],
+)
+def test_what_a_person_has_to_fix_on_one_node_is_final(
+    shell: Shell, step: str, nodes: dict[int, int], code: int, env: dict[str, str]
+) -> None:
+    ended = "; ".join(f"echo {of} > $state/ended.{node}" for node, of in nodes.items())
+    got, said = shell.run(SRUN_CODE=step, MEANWHILE=ended, **env)
+    assert got == code, said
+    assert ("it is not tried again" in said) == (code in (2, 3))
+
+
+def test_a_folder_of_the_start_that_cannot_be_made(shell: Shell) -> None:
+    """On a full disk, for example; another try may find room."""
+    shell.program("mkdir", '#!/bin/bash\n[[ $* != *.job-* ]] && exec /bin/mkdir "$@"\nexit 1\n')
+    code, said = shell.run()
+    assert code == 1 and ".job-7.0 cannot be made: is its disk full?\n" in said, said
+    assert "exit code 1: requeued" in said and not shell.called.exists()
+
+
 def test_failures_alone_count(shell: Shell) -> None:
     """A long run is requeued at each time limit, and may still fail as often as any other."""
     shell.program("sqshforge")

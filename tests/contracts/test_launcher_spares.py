@@ -62,9 +62,24 @@ def test_what_cannot_be_is_refused(
 def test_the_end_of_one_node_does_not_end_the_step(shell: Shell) -> None:
     asked = "echo 0 > $state/ended.0"
     words = shell.srun(**THREE, MEANWHILE=asked)
-    assert {"-K0", "--no-kill", "--wait=0"} <= set(words) and "--wait=60" not in words
+    assert {"-K0", "--no-kill", "--wait=0"} <= set(words) and "--wait=180" not in words
     assert "--nodes=3" in words
-    assert {"--wait=60"} <= set(shell.srun()) and "--no-kill" not in shell.srun()
+    assert {"--wait=180"} <= set(shell.srun()) and "--no-kill" not in shell.srun()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "env"),
+    [
+        (60, {"PREFLIGHT": "0", "PREFLIGHT_SECONDS": "300"}),
+        (360, {"PREFLIGHT_SECONDS": "300"}),
+        (150, {"PREFLIGHT_SECONDS": "090.5"}),
+        (60, {"PREFLIGHT_SECONDS": "soon"}),  # the nodes refuse it
+    ],
+)
+def test_nodes_have_time_to_name_one_whose_container_did_not_start(
+    shell: Shell, seconds: int, env: dict[str, str]
+) -> None:
+    assert f"--wait={seconds}" in shell.srun(**env)
 
 
 def test_a_job_that_may_shrink_outlives_its_nodes_too(shell: Shell) -> None:

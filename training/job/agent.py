@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
     from training.job.restart.elastic import Found, Ranks
 
-UNNOTICED_SECONDS = 180.0
+UNNOTICED_SECONDS = 300.0
 """How long all processes of this node may have ended without torchrun noticing.
 
-Longer than srun takes to end a step once it has heard that one task has ended: Slurm 22.05's srun
-waits forever for a task whose end it did not hear of, as when that came while the network was cut.
+Longer than srun takes by default, 180 s, to end a step once it has heard that one task has ended:
+Slurm 22.05's srun waits forever for a task whose end it did not hear of, as when that came while
+the network was cut.
 """
 
 
@@ -136,7 +137,7 @@ def run(
             tell(gone)
         if _Stop.asked and set(found.codes) <= {SAVED, -signal.SIGTERM}:
             return SAVED  # some had not begun to train: nothing new to save
-        return found.code
+        return control.outcome(found.code) if control else found.code
     except NotNeeded:
         tell(f"node {control.job.node_rank if control else 0} was a spare, and was not needed")
         return 0
@@ -148,7 +149,7 @@ def run(
         if ranks.found:  # the other nodes do not restart in place
             why = str(cause) or "another one has ended"
             tell(f"no restart in place: the nodes do not meet again: {why}")
-            return ranks.found.code
+            return control.outcome(ranks.found.code) if control else ranks.found.code
         place = f"at {options.rdzv_endpoint}: {cause}"
         if signal.getsignal(signal.SIGTERM) is handler:
             raise TrainingError(f"node 0 has ended, its rendezvous is gone {place}") from error

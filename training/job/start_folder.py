@@ -7,7 +7,8 @@ started.N  made by node N before anything else: its container has started
 stop       empty until the launcher is asked to stop; node 0 then signals its ranks
 lost.NAME  made by node 0 if the job outlives its nodes: that node is lost, and the launcher
            takes it out of the job before Slurm ends the job because of it
-ended.N    the exit code of node N if the job outlives its nodes; node 0's is the job's
+ended.N    the exit code of node N. The job's is that of node 0 if the job outlives its nodes;
+           otherwise a 2 or 3 of any node, as a person has to fix that, else srun's highest code
 
 Without such a folder (another launcher, a shell) nothing is exchanged, and nothing fails.
 """

@@ -255,6 +255,25 @@ def test_one_node_of_many_tells_what_is_wrong(launch: Launch) -> None:
     assert "--wrong" in first[2] and second[2] == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (("--module", "entry", "--nproc", "2", "--", "3", "0"), {}),
+        (("--module", "entry", "--", "--wrong"), {}),
+        (("--module", "entry", "--"), {"NPROC_PER_NODE": "none"}),  # before there is a plan
+    ],
+)
+def test_the_launcher_learns_how_the_node_ended(
+    launch: Launch, tmp_path: Path, words: tuple[str, ...], env: dict[str, str]
+) -> None:
+    folder = tmp_path / ".job-4242.0"
+    folder.mkdir()
+    here = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": "1", "CHECKPOINTS": str(tmp_path)}
+    code, _, err = launch.run(*words, **here, **env)
+    assert code in (2, 3), err
+    assert (folder / "ended.0").read_text() == f"{code}\n"
+
+
 def test_the_entry_point_of_composer(launch: Launch, tmp_path: Path) -> None:
     """Its file is read before anything starts; then it is started, but Composer is missing here."""
     file = tmp_path / "config.yaml"

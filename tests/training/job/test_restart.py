@@ -147,6 +147,22 @@ def test_one_node_is_asked_to_stop_while_all_start_again(
     )
 
 
+def test_what_a_person_has_to_fix_on_one_node_ends_all_nodes_with_its_code(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """A launcher that outlives its nodes goes by node 0, whose own rank just ends with 1."""
+    here = {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    here |= {"RESTARTS": "1", "FOLLOW": str(tmp_path / "follow")}
+    words = ("--module", "entry", "--nproc", "1", "--", "once-2", "follow")
+    with launch.start(*words, **here) as second:
+        here["SLURM_NODEID"] = "0"
+        with launch.start(*words, **here) as first:
+            out, err = first.communicate(timeout=300)
+        _, err_second = second.communicate(timeout=300)
+    assert (first.returncode, second.returncode) == (2, 2), err + err_second
+    assert out.count(" of 2 1") == 1 and "restart in place" not in err
+
+
 def test_a_wrong_number_of_restarts(launch: Launch) -> None:
     code, _, err = launch.run(*ENTRY_POINT, "0", "0", RESTARTS="often")
     assert code == 2 and "RESTARTS: must be a whole number, not 'often'" in err

@@ -76,6 +76,7 @@ class RestartControl:
         self._steps = StepReader(environment)
         self._outage = ledger.outage()
         self._starts = 0
+        self._final: int | None = None
 
     @property
     def restarts(self) -> int:
@@ -115,6 +116,10 @@ class RestartControl:
                 target=self._watch, args=(self._starts, restarted), name="steps", daemon=True
             )
             watch.start()
+
+    def outcome(self, own: int) -> int:
+        """The node's exit code, whose ranks ended with `own`: of a final failure, that of all."""
+        return own if self._final is None else self._final
 
     def close(self) -> None:
         """Remove what is kept for a restart in place: there will be none. May be called again."""
@@ -190,6 +195,8 @@ class RestartControl:
         """Accept what the nodes have agreed on as what has happened here."""
         if decision.verdict.step is Step.STOP:  # no failure, of whichever node it came first
             return
+        if decision.verdict.step is Step.FIX:
+            self._final = decision.failure.code
         known = escalation.worn(self._before)
         self._before.append(decision.failure)
         named = escalation.worn(self._before)
