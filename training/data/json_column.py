@@ -39,13 +39,19 @@ _library: list[Any] = []
 
 
 def _cast_table(builder: Any, table: Any, *args: Any, **more: Any) -> Any:
-    """Drop the columns that were not requested before the library checks a table's columns."""
+    """Drop the columns that were not requested before the library checks a table's columns.
+
+    Of a column that holds values of several kinds the library makes strings, each value in JSON's
+    notation, so that texts would be in quotes and have escapes for their line ends.
+    """
     import pyarrow as pa
 
     if wanted := builder.config.features:
         for column in wanted:
             if column not in table.column_names:
                 raise NoTextError(column, table.column_names)
+            if [column] in more.get("json_field_paths", ()):
+                raise NoTextError(column, table.column_names, "text and other values")
             kind = table.schema.field(column).type
             if kind not in (pa.string(), pa.large_string(), pa.null()):
                 raise NoTextError(column, table.column_names, str(kind))

@@ -292,6 +292,7 @@ def test_what_is_wrong_with_texts_is_reported_with_its_file(tmp_path: Path) -> N
         ("broken", '{"text": "a"}\n{"text": "b\n', "broken.jsonl.* cannot be read: JSON parse"),
         ("other", '{"body": "a"}\n', "other.jsonl.*: there is no column 'text'; there are: body"),
         ("number", '{"text": 5}\n', "number.jsonl.*: there is int64, not text, in column 'text'"),
+        ("mixed", '{"text": "a"}\n{"text": 5}\n', "mixed.*: there is text and other values, not"),
         ("missing", '{"id": 2}\n{"text": "a"}\n', "missing.jsonl.*: document 1 has no text"),
     ):
         (tmp_path / name).mkdir()

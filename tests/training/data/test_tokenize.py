@@ -337,6 +337,8 @@ def test_a_text_that_is_not_in_utf_8_is_named(place: Path, tmp_path: Path, texts
         ('{"text": "x', "cannot be read: JSON parse error: .*"),
         ('{"body": "x"}', "has no column 'text'; there are: body"),
         ('{"text": 5}', "has int64, not text, in column 'text'"),
+        ('{"text": "x"}\n{"text": 5}', "has text and other values, not text, in column 'text'"),
+        ('{"text": ["x"]}\n{"text": "x"}', "has text and other .*, not text, in column 'text'"),
     ],
 )
 def test_of_many_files_the_wrong_one_is_named(
