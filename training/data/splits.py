@@ -37,6 +37,8 @@ TRAIN, VALIDATION = "train", "validation"
 READ_BY = "texts are read"
 CARDS = ("README.md", ".huggingface.yaml")
 """Files of a folder that may state which of the others belong to which split."""
+ROWS_AT_ONCE = 10_000
+"""The most rows of a parquet file that are read at once."""
 SHOWN = 3
 """The most files that a line names."""
 NAMED_FOR = re.compile(
@@ -100,9 +102,13 @@ class LocalTexts:
         names = [part.partition("[")[0].strip() for part in split.split("+")]
         files = {name: [escape(path) for path in self.files(name)] for name in names}
         options: dict[str, Any] = {"data_files": files, "split": split, "streaming": streaming}
-        if all(kind_of(path) == "text" for name in names for path in self.files(name)):
+        kinds = {kind_of(path) for name in names for path in self.files(name)}
+        if kinds == {"text"}:
             # Some editors begin UTF-8 files with a byte order mark, which is not part of the text.
             options |= {"sample_by": sample_by, "keep_linebreaks": True, "encoding": "utf-8-sig"}
+        if kinds == {"parquet"}:
+            # By default it is as many as the first row group has, and none is refused.
+            options["batch_size"] = ROWS_AT_ONCE
         if self.source == "json":
             options["features"] = datasets.Features({column: datasets.Value("string")})
         return datasets.load_dataset(self.source, self.config or None, **options)

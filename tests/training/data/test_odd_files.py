@@ -1,0 +1,34 @@
+"""Files of texts that are empty."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from tests.training.data import test_stream
+from tests.training.data.test_splits import cache as cache
+from tests.training.data.test_tokenize import rows
+from training.data.tokenize.__main__ import tokenize
+
+datasets = pytest.importorskip("datasets")
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+FLAGS = ("--tokenizer=bytes", "--num_proc=1", "--seq_len=3")
+
+
+@pytest.mark.parametrize("empty", ["a", "b", "c"])
+def test_a_parquet_file_may_have_no_rows(tmp_path: Path, empty: str) -> None:
+    """Pandas and pyarrow write one row group without rows then, for a part that has none."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in "abc":
+        texts = [] if name == empty else [f"<{name}>"]
+        table = pyarrow.table({"text": pyarrow.array(texts, pyarrow.string())})
+        parquet.write_table(table, folder / f"{name}.parquet")
+    read = "".join(f"<{name}>" for name in "abc" if name != empty)
+    tokenize([*FLAGS, f"--dataset={folder}", f"--save_path={tmp_path}/set"])
+    assert bytes(chain.from_iterable(rows(tmp_path / "set"))).decode() == read
+    (lane,) = test_stream.texts(f"stream:{folder}", batch=1)
+    assert sorted(lane) == sorted(read)
