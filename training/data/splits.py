@@ -90,8 +90,8 @@ class LocalTexts:
         """Open a split by the library; of files, it may also be a part such as train[:10%].
 
         column: what is read of JSON files; other kinds are read with all columns. sample_by: what
-        counts as a text in .txt files. Raises RequestError for a split that does not exist, and
-        whatever the library raises.
+        counts as a text in .txt files. Raises RequestError for a split that does not exist or
+        files that are not texts, and whatever the library raises.
         """
         datasets = datasets_library(READ_BY)
         if self.is_saved:
@@ -111,7 +111,13 @@ class LocalTexts:
             options["batch_size"] = ROWS_AT_ONCE
         if self.source == "json":
             options["features"] = datasets.Features({column: datasets.Value("string")})
-        return datasets.load_dataset(self.source, self.config or None, **options)
+        try:
+            return datasets.load_dataset(self.source, self.config or None, **options)
+        except Exception as error:
+            if any(kinds):
+                raise
+            # The library takes .md and .tar files for parts of something else.
+            raise _no_texts(self.name) from error
 
     def described(self, split: str) -> str:
         """Describe what a split is read from."""
@@ -248,7 +254,8 @@ def _require_one_split(name: str, files: Iterable[str]) -> None:
 def _no_texts(name: str) -> RequestError:
     return RequestError(
         f"{name} has no file with a known ending; "
-        f"those are {', '.join(BUILDERS)}, also with {', '.join(COMPRESSED)}"
+        f"those are {', '.join(BUILDERS)}, also with {', '.join(COMPRESSED)}; "
+        "fix: let files that are documents end in .txt, or write their texts to one of the others"
     )
 
 

@@ -1,4 +1,4 @@
-"""Files of texts that are empty."""
+"""Files of texts that are empty, or that the library datasets does not read as texts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.training.data import test_stream
 from tests.training.data.test_splits import cache as cache
 from tests.training.data.test_tokenize import rows
 from training.data.tokenize.__main__ import tokenize
+from training.errors import RequestError
 
 datasets = pytest.importorskip("datasets")
 pyarrow = pytest.importorskip("pyarrow")
@@ -32,3 +33,18 @@ def test_a_parquet_file_may_have_no_rows(tmp_path: Path, empty: str) -> None:
     assert bytes(chain.from_iterable(rows(tmp_path / "set"))).decode() == read
     (lane,) = test_stream.texts(f"stream:{folder}", batch=1)
     assert sorted(lane) == sorted(read)
+
+
+@pytest.mark.parametrize("ending", ["md", "tar", "html"])
+def test_of_files_that_are_not_read_as_texts_the_known_endings_are_named(
+    tmp_path: Path, ending: str
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in "ab":
+        (folder / f"{name}.{ending}").write_text("What I wrote.\n")
+    match = "mine has no file with a known ending; those are .txt, .* fix: "
+    with pytest.raises(RequestError, match=match):
+        tokenize([*FLAGS, f"--dataset={folder}", f"--save_path={tmp_path}/set"])
+    with pytest.raises(RequestError, match=match):
+        test_stream.feed(f"stream:{folder}", batch=1)

@@ -176,6 +176,8 @@ class _reporting:  # noqa: N801, used as a phrase: with _reporting(name)
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, Exception):
             return
+        if isinstance(error, RequestError):
+            raise RequestError(f"--dataset: {error}") from error
         for cause in causes(error):
             if isinstance(cause, OSError) and cause.errno in (
                 errno.ENOSPC,
