@@ -266,8 +266,13 @@ def _stated(folder: Path) -> dict[str, Any]:
 
 
 def _require_labels(path: str, labels: Parts, row: int) -> None:
-    """Refuse a label below 0 that is not IGNORED, which would count as token 0."""
+    """Refuse only IGNORED, and a label below 0 that is not, which would count as token 0."""
     before = 0
+    if all((part == IGNORED).all() for part in labels):
+        raise RequestError(
+            f"{path} has only {IGNORED} in {LABELS}, so no target would count; fix: write the ids "
+            "of the targets there"
+        )
     for part in labels:
         if len(part) and int(part.min()) < 0:
             wrong = (part < 0) & (part != IGNORED)

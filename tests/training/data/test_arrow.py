@@ -188,6 +188,10 @@ def test_sets_that_are_not_there_or_not_complete(tmp_path: Path) -> None:
             r"has the label -1 in row 2; fix: write -100 where",
         ),
         (
+            {"input_ids": [[1] * 4] * 3, "labels": [[-100] * 4] * 3},
+            "only -100 in labels, so no target would count; fix: write the ids of the targets",
+        ),
+        (
             {"input_ids": [[1] * 4] * 3, "attention_mask": [[1] * 4, [1] * 4, [0, 1, 1, 1]]},
             r"has padding \(attention_mask 0\) in row 2, and no labels, .*; fix: write labels, the",
         ),
