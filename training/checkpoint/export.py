@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from training.config.config import Config
@@ -26,8 +27,8 @@ def check(config: Config) -> None:
     """Check before training that the model can be written at the end.
 
     What an earlier start of the run has written will be replaced. Raises RequestError for a folder
-    that has anything else or that the run itself reads or writes, for a model that the format does
-    not support, and if the library that writes it is missing.
+    that has anything else, that the run itself reads or writes, or that cannot be written, for a
+    model that the format does not support, and if the library that writes it is missing.
     """
     if not config.run.final_model_dir:
         return
@@ -49,8 +50,12 @@ def check(config: Config) -> None:
     _require_own(folder, config)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryDirectory(prefix=f"{folder.name}{NEW}.", dir=folder.parent).cleanup()
     except OSError as error:
-        raise RequestError(f"final_model_dir: {folder}: {error.strerror}") from error
+        raise RequestError(
+            f"final_model_dir: {folder} cannot be written: {error.strerror}; fix: give a folder "
+            "that can"
+        ) from error
 
 
 def write(config: Config, say: Callable[[str], None]) -> None:

@@ -141,6 +141,15 @@ def test_it_is_apart_from_the_base_model_and_the_run(tmp_path: Path, final: str)
         export.check(tuned(final))
 
 
+@pytest.mark.parametrize("folder", ["/proc/model", "/proc/deeper/model"])
+def test_a_place_that_cannot_be_written_is_refused_before_training(
+    tmp_path: Path, folder: str
+) -> None:
+    config = asked(tmp_path, f"--model_dir={folder}")
+    with pytest.raises(RequestError, match=rf"^final_model_dir: {folder} cannot be written: .*fix"):
+        export.check(config)
+
+
 @pytest.mark.processes
 def test_a_pass_that_only_compiles_writes_no_model(tmp_path: Path) -> None:
     """Even if an earlier start has left a checkpoint."""
