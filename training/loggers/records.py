@@ -39,7 +39,8 @@ RECORDS: Mapping[str, Mapping[str, str]] = {
     },
     "evaluation": {
         "step": "step after which the model was evaluated",
-        "loss": "mean over the held-out targets; null if it is not a number (`on_nan=skip`)",
+        "loss": "mean over the held-out targets; null if there are none, or if it is not a number "
+        "(`on_nan=skip`)",
         "perplexity": "exp of the loss; null if the loss is",
         "tokens": "targets that were evaluated on",
         "label": "Composer: the label of the evaluated data; its other metrics are further fields",

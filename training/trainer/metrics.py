@@ -152,13 +152,14 @@ class Metrics:
         return math.fsum(values) / len(values) if values else None
 
     def evaluated(self, step: int, loss: float, tokens: int) -> None:
-        """Report the result of an evaluation.
+        """Report the result of an evaluation; the loss over no tokens is unknown.
 
         Raises TrainingError as `flush` does: a step with a finite loss may still break the weights.
         """
         is_lost = not math.isfinite(loss)
         if is_lost and not self.may_skip:
             raise _stopped_by(step, "evaluation loss", loss)
+        is_lost |= tokens == 0
         record = {
             "kind": "evaluation",
             "step": step,

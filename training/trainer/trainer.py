@@ -157,6 +157,11 @@ class Trainer:
         if found is None:
             return False
         self.metrics.evaluated(self.step, *found)
+        if not found[1]:
+            self._say(
+                "WARNING: eval_dataset_path has no target to evaluate on; fix: hold out texts of "
+                "at least two tokens"
+            )
         self.metrics.pause(time.perf_counter() - since)
         return True
 

@@ -166,3 +166,18 @@ def test_evaluating_on_nothing_is_refused(tmp_path: Path, data: str) -> None:
     assert done.returncode == 2 and "eval_interval: there is no eval_dataset_path" in done.stderr
     done = run(0, *TINY, *given, "--eval_dataset_path=text:/nowhere/*")
     assert done.returncode == 2 and "eval_dataset_path: no file matches" in done.stderr
+
+
+def test_an_evaluation_on_nothing_has_no_loss(tmp_path: Path, data: str) -> None:
+    """A held-out stream may turn out to have no target; a loss of 0 would look perfect."""
+    pytest.importorskip("datasets")
+    save, held_out = tmp_path / "save", tmp_path / "held.jsonl"
+    held_out.write_text('{"text": ""}\n')
+    flags = (f"--eval_dataset_path=stream:{held_out}", "--tokenizer=bytes", "--num_steps=1")
+    done = run(0, *TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "evaluation on 0 tokens | loss - | perplexity -" in done.stdout
+    assert "WARNING: eval_dataset_path has no target" in done.stdout
+    records = map(json.loads, (save / "metrics.jsonl").read_text().splitlines())
+    (found,) = [record for record in records if record["kind"] == "evaluation"]
+    assert (found["tokens"], found["loss"], found["perplexity"]) == (0, None, None)
