@@ -7,7 +7,8 @@ end-of-text token that generation_config.json, config.json or else the tokenizer
 --prompts, each line of a file is a prompt, and stdout has a line of JSON for each,
 {"prompt": ..., "text": ...}, in the file's order; each text is what its prompt alone would give.
 Without --tokenizer, a tokenizer.json in CHECKPOINT is used, or else bytes, for a model with a
-vocabulary of 256. Nothing is downloaded.
+vocabulary of 256; for a larger one, bytes are asked for by --tokenizer=bytes. Nothing is
+downloaded.
 Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 """
 
@@ -27,6 +28,7 @@ from training.config.setting import LARGEST
 from training.errors import RequestError
 from training.generate.decode import generate, picker
 from training.generate.vocabulary import (
+    BYTES,
     TOKENIZER,
     Vocabulary,
     choose_vocabulary,
@@ -181,7 +183,9 @@ def _parser() -> Parser:
         ("batch-size", "N", _within(int, 1), None, f"prompts at once, at most (default: {BATCH})"),
     ):
         parser.add_argument(f"--{name}", type=read, default=default, metavar=metavar, help=text)
-    parser.add_argument("--tokenizer", type=Path, metavar="PATH", help=f"a local {TOKENIZER}")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help=f"a local {TOKENIZER}, or {BYTES}"
+    )
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU, if any")
     parser.add_argument(
         "--dtype",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from training.convert.config import read_json
-from training.data.tokenize.tokenizer import frame, open_tokenizer, read_definition
+from training.data.tokenize.tokenizer import BYTES, frame, open_tokenizer, read_definition
 from training.errors import RequestError, reading
 
 if TYPE_CHECKING:  # it takes torch
@@ -109,6 +109,8 @@ class Tokens:
 
 def choose_vocabulary(source: Source, given: Path | None) -> Vocabulary:
     """Find the vocabulary to write text in. Raises RequestError if it is not known."""
+    if given == Path(BYTES):
+        return Bytes()
     if given is not None:
         with reading(given, "--tokenizer: "):
             path = given / TOKENIZER if given.is_dir() else given
@@ -121,7 +123,8 @@ def choose_vocabulary(source: Source, given: Path | None) -> Vocabulary:
         return Bytes()
     raise RequestError(
         f"--tokenizer: must be given: {source.home} has no {TOKENIZER}, and a vocabulary of "
-        f"{source.sizes.vocab_size:,} is not bytes"
+        f"{source.sizes.vocab_size:,} is not bytes; fix: name the {TOKENIZER} that it was trained "
+        f"with, or {BYTES}"
     )
 
 
