@@ -130,7 +130,9 @@ def _sizes(dataset: Any, column: str) -> Iterator[np.ndarray[Any, np.dtype[np.in
 
 
 def _no_text(where: str, error: NoTextError) -> RequestError:
-    return RequestError(f"--text_column: {where} has {error}")
+    return RequestError(
+        f"--text_column: {where} has {error}; fix: name a column in which each row has a text"
+    )
 
 
 def _load(name: str, config: str | None, split: str, column: str, sample_by: str) -> Any:
@@ -195,6 +197,7 @@ class _reporting:  # noqa: N801, used as a phrase: with _reporting(name)
             if isinstance(cause, NoTextError):
                 raise _no_text(file or self.name, cause) from error
         where = f"{file if file and not self.hub else self.name} cannot be read"
+        fix = "" if self.hub or "; fix: " in reason else "; fix: correct the file, or leave it out"
         if self.hub:
             where = f"{self.name} is not a local file or folder, and the hub does not give it"
             if isinstance(error, RuntimeError) and "script" in str(error):
@@ -204,7 +207,7 @@ class _reporting:  # noqa: N801, used as a phrase: with _reporting(name)
                     f"download {self.name} --repo-type=dataset --revision=refs/convert/parquet "
                     f"--local-dir={folder}, then --dataset={folder}/CONFIG)"
                 )
-        raise RequestError(f"--dataset: {where}: {reason}") from error
+        raise RequestError(f"--dataset: {where}: {reason}{fix}") from error
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

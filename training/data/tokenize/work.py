@@ -182,7 +182,8 @@ def run(job: Job, processes: int) -> dict[str, Any]:
             _make_set(job, line, about, processes)
     if len(line) < job.seq_len:
         raise RequestError(
-            f"--seq_len: {job.seq_len:,} is more than the {len(line):,} tokens that there are"
+            f"--seq_len: {job.seq_len:,} is more than the {len(line):,} tokens that there are; "
+            "fix: give fewer, or more texts"
         )
     return {**about, "rows": len(line) // job.seq_len}
 
