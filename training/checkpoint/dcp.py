@@ -183,7 +183,10 @@ def load(
         if record.model.get(name) != expected.get(name)
     ]
     if differing:
-        raise RequestError("\n  - ".join([f"{path} is of another model:", *differing]))
+        listed = "\n  - ".join(["", *differing])
+        raise RequestError(
+            f"{path} is of another model; fix: ask for its sizes, or give another folder:{listed}"
+        )
     reader = MemoryReader(path, record, found.sources, group)
 
     def stored() -> Container[str]:

@@ -250,7 +250,8 @@ def resume(
     path, record = found.path, found.record
     if record.step > run.num_steps:
         raise RequestError(
-            f"num_steps: {run.num_steps} is less than the {record.step} steps of {path}"
+            f"num_steps: {run.num_steps} is less than the {record.step} steps of {path}; fix: give "
+            "more steps, or another folder"
         )
     if record.step == run.num_steps and not path.is_relative_to(run.save_ckpt_path):
         raise RequestError(

@@ -281,10 +281,10 @@ def _begins_anew(feed: DataFeed, config: Config, setting: str) -> bool:
 
 
 def _require_vocabulary(feed: DataFeed, config: Config, setting: str) -> None:
-    if config.model.sizes.vocab_size < feed.vocab_size:
+    if (there := config.model.sizes.vocab_size) < feed.vocab_size:
         raise RequestError(
-            f"{setting}: has token ids up to {feed.vocab_size - 1:,}, but the vocabulary of "
-            f"{config.model.name} has {config.model.sizes.vocab_size:,}"
+            f"{setting}: has token ids up to {feed.vocab_size - 1:,}, but {config.model.name} has "
+            f"a vocabulary of {there:,}; fix: set its vocab_size to {feed.vocab_size:,} or more"
         )
 
 

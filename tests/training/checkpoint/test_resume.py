@@ -233,6 +233,7 @@ def test_a_checkpoint_of_another_model_is_refused(
     manifest.write_text(text.replace('"n_layer": 2', '"n_layer": 3'))
     done = run(0, *flags(tmp_path, data, "--num_steps=40"))
     assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "is of another model; fix: " in done.stderr
     assert "d_model: 64 in the checkpoint, 128 asked for" in done.stderr
     assert "n_layer: 3 in the checkpoint, 2 asked for" in done.stderr
 
@@ -242,6 +243,7 @@ def test_fewer_steps_than_the_checkpoint_are_refused(
 ) -> None:
     done = run(0, *flags(tmp_path, data, f"--load_ckpt_path={undisturbed}", "--num_steps=5"))
     assert done.returncode == 2 and "num_steps: 5 is less than the 30 steps" in done.stderr
+    assert "step_30_ckp; fix: " in done.stderr
 
 
 def test_no_more_steps_than_those_of_another_run_are_refused(
