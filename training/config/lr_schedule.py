@@ -189,8 +189,10 @@ def _faults(config: ScheduleConfig) -> list[str]:
     for name, most in limits.items():
         value = getattr(config, name)
         if not (0 <= value <= most and math.isfinite(value)):
-            limit = "" if math.isinf(most) else f" and at most {most:g}"
-            found.append(f"{name}: must be at least 0{limit}, not {value}")
+            is_share = math.isfinite(most)
+            limit = f" and at most {most:g}" if is_share else ""
+            fix = "; fix: give a share, such as 0.1 for a tenth" if is_share else ""
+            found.append(f"{name}: must be at least 0{limit}, not {value}{fix}")
     found += [
         f"{name}: must not be negative, but is {getattr(config, name)}"
         for name in ("lr_decay_iters", "warmup_steps")

@@ -256,7 +256,8 @@ def test_all_faults_are_reported_at_once() -> None:
         "5 faults",
         "  - alpha_f: schedule=plateau does not take it; these do: wsd, cosine-tokens",
         "  - min_lr: must be at least 0, not -1.0",
-        "  - warmup: must be at least 0 and at most 0.5, not 0.6",
+        "  - warmup: must be at least 0 and at most 0.5, not 0.6; "
+        "fix: give a share, such as 0.1 for a tenth",
         "  - lr_decay_iters: must not be negative, but is -3",
         "  - plateau: warmup and plateau must leave a part of the run for the rate to fall",
     ]
