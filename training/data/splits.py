@@ -37,8 +37,8 @@ TRAIN, VALIDATION = "train", "validation"
 READ_BY = "texts are read"
 CARDS = ("README.md", ".huggingface.yaml")
 """Files of a folder that may state which of the others belong to which split."""
-ROWS_AT_ONCE = 10_000
-"""The most rows of a parquet file that are read at once."""
+ROWS_AT_ONCE = 1_000
+"""The most rows of a parquet file that are read at once: long texts take much memory."""
 SHOWN = 3
 """The most files that a line names."""
 NAMED_FOR = re.compile(
