@@ -147,6 +147,9 @@ def test_relative_paths_are_those_of_the_folder_of_sbatch(shell: Shell) -> None:
     assert "--env=NEURON_COMPILE_CACHE_URL=s3://bucket/cache" in words
     for name in ("hub", "kernels", "prof"):
         assert f"--mount={shell.folder}/{name}:{shell.folder}/{name}" in words
+    words = shell.srun(NSYS_OUTPUT="of_%h")
+    assert f"--env=NSYS_OUTPUT={shell.folder}/of_%h" in words
+    assert f"--mount={shell.folder}:{shell.folder}" in words
 
 
 def test_only_what_is_there_is_mounted(shell: Shell) -> None:
