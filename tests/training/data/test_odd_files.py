@@ -11,7 +11,7 @@ from tests.training.data import test_stream
 from tests.training.data.test_splits import cache as cache
 from tests.training.data.test_tokenize import rows
 from training.data.tokenize.__main__ import tokenize
-from training.errors import RequestError
+from training.errors import RequestError, TrainingError
 
 datasets = pytest.importorskip("datasets")
 pyarrow = pytest.importorskip("pyarrow")
@@ -48,3 +48,14 @@ def test_of_files_that_are_not_read_as_texts_the_known_endings_are_named(
         tokenize([*FLAGS, f"--dataset={folder}", f"--save_path={tmp_path}/set"])
     with pytest.raises(RequestError, match=match):
         test_stream.feed(f"stream:{folder}", batch=1)
+
+
+def test_a_stream_that_lacks_documents_as_a_file_is_empty_says_so(tmp_path: Path) -> None:
+    """Each sequence of a step reads files of its own, and one of the two has only this one."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "What I wrote."}\n' * 30)
+    (folder / "b.jsonl").write_text("")
+    feed = test_stream.feed(f"stream:{folder}", batch=2)
+    with pytest.raises(TrainingError, match=r"2, which reads .*/b\.jsonl; fix: leave out files"):
+        feed.next_rows(range(2))

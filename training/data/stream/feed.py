@@ -132,8 +132,9 @@ class StreamLane:
                 raise TrainingError(
                     f"{self._reading.shards.name}: has too few documents for "
                     f"{self._reading.lanes:,} sequences a step, each of which reads documents of "
-                    f"its own: none is left for number {self._number + 1:,}; fix: take a smaller "
-                    "global batch, or text:GLOB or a set on disk",
+                    f"its own: none is left for number {self._number + 1:,}, which reads "
+                    f"{self._reading.shards.where(self._shards[0])}; fix: leave out files without "
+                    "texts, or take a smaller global batch, text:GLOB or a set on disk",
                     local=True,
                 )
 
