@@ -43,7 +43,11 @@ class Compiled:
 
 
 def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
-    """Render a recipe's Dockerfile; raises `RequestError` for a missing or broken template."""
+    """Render a recipe's Dockerfile.
+
+    Raises `RequestError` for a template that is missing or broken, or leaves out a part of the
+    recipe.
+    """
     name = f"{what.template or what.target}.Dockerfile.j2"
     digest, _, base_name = _split(base_reference(what, lock.base))
     try:
@@ -76,7 +80,44 @@ def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
             f"the template cannot be rendered: {error}",
             where=f"{images / name}" + (f", line {line}" if line else ""),
         ) from None
+    left_out = _left_out(what, lock, text)
+    if left_out:
+        raise RequestError(
+            f"the template does not use what the recipe has: {', '.join(left_out)}",
+            where=f"recipes/{what.target}.yaml, with {images / name}",
+            fix="remove it from the recipe, or use a template that brings it into the image: "
+            "docs/images/targets.md",
+        )
     return text.strip() + "\n"
+
+
+def _left_out(what: Recipe, lock: Lock, text: str) -> list[str]:
+    """Return the keys of a recipe whose files or Debian packages its Dockerfile does not name.
+
+    Every template of ours installs `apt`; one of a user's own may do without.
+    """
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    code = "\n".join(lines)
+    debian = {f"apt_sources.{name}": one.packages for name, one in what.apt_sources.items()}
+    debian["apt_build"] = what.apt_build
+    files = {f"python.indexes.{name}": f"{name}.txt" for name in what.python.indexes}
+    if what.python.builders:
+        files["python.builders"] = "builders.txt"
+    if what.triton is not None:
+        files["triton"] = "triton.tar" if what.triton_from_source else "triton.txt"
+    for built in what.python.built:
+        name = normalize(built.package)
+        files[f"python.built {name}"] = f"{built.source}.tar" if built.source else f"{name}.tar.gz"
+    files |= {f"sources.{name}": f"{name}.tar" for name in what.sources if what.builds_with(name)}
+    for name, archive in what.archives.items():
+        if what.builds_with(name):
+            files[f"archives.{name}"] = archive.file
+    files |= {f"patches.{patch.of}": patch.file for patch in lock.patches}
+    words = set(code.split())
+    return [
+        *(key for key, packages in debian.items() if not words.issuperset(packages)),
+        *(key for key, file in files.items() if f"/{file}" not in code),
+    ]
 
 
 @functools.cache

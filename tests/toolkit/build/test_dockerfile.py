@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sqshforge.build import dockerfile
 from sqshforge.build.context import Context
 from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
+from sqshforge.lock.model import LockedIndex
 from sqshforge.run import zipapp
 from tests.support.engines import CLIENT
 from tests.support.engines import docker_fixture as docker_fixture
@@ -101,6 +103,68 @@ def test_a_template_that_is_not_there_or_broken_is_reported(root: Path, tmp_path
     with pytest.raises(RequestError) as caught:
         dockerfile.dockerfile(what, locked, tmp_path)
     assert caught.value.where.endswith("line 2")
+
+
+def extending(
+    root: Path, tmp_path: Path, parent: str, keys: str
+) -> tuple[recipe.Recipe, lock.Lock]:
+    """Return a recipe that adds keys to a target's, and a lock with what they pin."""
+    folder = tmp_path / "recipes"
+    shutil.copytree(root / "recipes", folder)
+    text = f"target: mine\nextends: {parent}\nplatforms: null\nper_platform: null\n"
+    (folder / "mine.yaml").write_text(text + keys)
+    what = recipe.find("mine", folder)
+    bound = [
+        LockedIndex(name=name, url=one.url, packages=())
+        for name, one in what.python.indexes.items()
+    ]
+    locked = loaded(root, parent)[1]
+    python = locked.python.model_copy(update={"bound": tuple(bound)})
+    return what, locked.model_copy(update={"target": "mine", "python": python})
+
+
+@pytest.mark.parametrize(
+    ("parent", "keys", "named"),
+    [
+        ("cpu-mamba", "apt_build: [gcc]\n", "apt_build"),
+        ("cpu-mamba", "python: {builders: [cmake==3.31.6]}\n", "python.builders"),
+        ("cpu-mamba", "triton: {version: 3.0.0, from: wheel}\n", "triton"),
+        ("cpu-mamba", "sources: {x: {git: https://a/x, ref: v1}}\n", "sources.x"),
+        ("cpu-mamba", "archives: {x: {url: https://a/x.deb}}\n", "archives.x"),
+        (
+            "cpu-mamba",
+            "apt_sources: {x: {url: https://a/x, suite: jammy, key: y, packages: [foo]}}\n"
+            "archives: {y: {url: https://a/y.pub}}\n",
+            "apt_sources.x, archives.y",
+        ),
+    ],
+)
+def test_what_the_template_would_leave_out_is_reported(
+    root: Path, tmp_path: Path, parent: str, keys: str, named: str
+) -> None:
+    what, locked = extending(root, tmp_path, parent, keys)
+    with pytest.raises(RequestError) as caught:
+        dockerfile.dockerfile(what, locked, root / "images")
+    assert caught.value.what.endswith(f"what the recipe has: {named}")
+    assert f"{parent}.Dockerfile.j2" in caught.value.where
+    assert "docs/images/targets.md" in caught.value.fix
+
+
+@pytest.mark.parametrize("parent", TARGETS)
+def test_debian_packages_that_an_extending_recipe_names_are_installed(
+    root: Path, tmp_path: Path, parent: str
+) -> None:
+    what, locked = extending(root, tmp_path, parent, "apt: [htop]\n")
+    assert "        htop \\\n" in dockerfile.dockerfile(what, locked, root / "images")
+
+
+@pytest.mark.parametrize("parent", ["cpu-mamba", "cuda-mamba", "cuda13-mamba"])
+def test_packages_of_an_index_that_an_extending_recipe_names_are_installed(
+    root: Path, tmp_path: Path, parent: str
+) -> None:
+    keys = "python: {indexes: {own: {url: https://a/simple, packages: [rich==14.2.0]}}}\n"
+    text = dockerfile.dockerfile(*extending(root, tmp_path, parent, keys), root / "images")
+    assert "--requirement /run/requirements/own.txt" in text
 
 
 def test_the_context_carries_training_launchers_and_meta(root: Path) -> None:
