@@ -286,7 +286,28 @@ def explained(error: WorkError, locked: Lock) -> SqshforgeError:
             "(docs/start/machines.md)"
         )
         return WorkError(error.what, where=error.where, fix=fix)
+    fix = _lacking_base(error.what, locked)
+    if fix:
+        return WorkError(error.what, where=error.where, fix=fix)
     return _refused_patch(error.what, locked) or error
+
+
+def _lacking_base(said: str, locked: Lock) -> str:
+    """Say what to change where the base has no such Debian package or Python; "" for others."""
+    package = re.search(
+        r"E: (?:Unable to locate package (?P<a>\S+)|Package '(?P<b>\S+)' has no installation)", said
+    )
+    python = re.search(r": (python3\.\d+): (?:command )?not found", said)
+    place = f"recipes/{locked.target}.yaml"
+    if package is not None:
+        name = package["a"] or package["b"]
+        return f"{place}: the base's archives have no {name}; correct its name, or take it out"
+    if python is not None:
+        return (
+            f"{place}: the image has no {python[1]}; name the base's own in python.version, or a "
+            f"base that has it (apt may bring {python[1]})"
+        )
+    return ""
 
 
 def _refused_patch(said: str, locked: Lock) -> WorkError | None:

@@ -60,6 +60,33 @@ def test_a_patch_that_does_not_apply_is_reported_by_hunk_file_and_commit(
 
 
 @pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        (
+            "    E: Unable to locate package libgomp2\n    subprocess exited with status 100",
+            "recipes/cpu-mamba.yaml: the base's archives have no libgomp2",
+        ),
+        (
+            "E: Package 'python-is-gone' has no installation candidate",
+            "recipes/cpu-mamba.yaml: the base's archives have no python-is-gone",
+        ),
+        (
+            "    /bin/sh: 1: python3.12: not found\n    subprocess exited with status 127",
+            "recipes/cpu-mamba.yaml: the image has no python3.12",
+        ),
+        ("/bin/bash: line 1: python3.9: command not found", "the image has no python3.9"),
+    ],
+)
+def test_a_debian_package_or_a_python_that_the_base_lacks_is_reported_with_what_to_change(
+    root: Path, said: str, fix: str
+) -> None:
+    locked = lock.load(recipe.find("cpu-mamba", root / "recipes"), root / "recipes")
+    error = build.explained(WorkError(said, where="buildah"), locked)
+    assert fix in error.fix
+    assert (error.what, error.where) == (said, "buildah")
+
+
+@pytest.mark.parametrize(
     ("settings", "kept"),
     [({"region": "eu-west-1"}, True), ({"account": "123456789012"}, True), ({"tag": "x"}, False)],
 )
