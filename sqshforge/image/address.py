@@ -51,7 +51,10 @@ def is_address(text: str) -> bool:
 
 
 def parse(text: str, programs: Programs, reporter: Reporter | None = None) -> Source:
-    """The source at an address; `RequestError` for an unknown kind."""
+    """The source at an address; `RequestError` for an unknown kind.
+
+    A shell does not put the home in place of a `~` that follows a colon, so it is done here.
+    """
     reporter = reporter or Reporter(quiet=True)
     if text.startswith("dockerd://"):
         return Dockerd(text.removeprefix("dockerd://"), programs, reporter)
@@ -60,10 +63,23 @@ def parse(text: str, programs: Programs, reporter: Reporter | None = None) -> So
     if text.startswith("docker://"):
         name = text.removeprefix("docker://")
         return Registry(name, programs, reporter)
-    if text.startswith("rootfs:"):
-        return Rootfs(Path(text.removeprefix("rootfs:")))
-    if text.startswith(("oci:", "oci-archive:", "docker-archive:")):
-        return Archived(text)
+    scheme, colon, rest = text.partition(":")
+    if scheme + colon == "rootfs:":
+        return Rootfs(Path(_at_home(rest, text)))
+    if scheme + colon in ("oci:", "oci-archive:", "docker-archive:"):
+        return Archived(f"{scheme}:{_at_home(rest, text)}")
     raise RequestError(
         f"unknown kind of source {text!r}", fix=f"sources are: TARGET, {', '.join(SCHEMES)}"
     )
+
+
+def _at_home(path: str, address: str) -> str:
+    """Put the home in place of a path's leading `~`, if any."""
+    if not path.startswith("~"):
+        return path
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError:  # ~NAME of an unknown user, or ~ of a user without a home
+        raise RequestError(
+            f"there is no such home: {path}", where=address, fix="write its path"
+        ) from None

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from sqshforge.errors import RequestError
+from sqshforge.host.programs import Programs
+from sqshforge.image import address as source
 from sqshforge.image.archive.image import open_image
 from tests.support import archives
 from tests.support.archives import KINDS, MORE, PLAIN, Image, file, layer, symlink
@@ -27,6 +29,17 @@ def test_an_image_by_its_name(kind: str, tmp_path: Path) -> None:
     ):
         pass
     assert name in caught.value.fix
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_home_in_an_address_that_the_shell_leaves_as_it_is(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    archives.write(Image([PLAIN]), kind, tmp_path / "image")
+    source.parse(f"{kind}:~/image", Programs()).config()
+    (tmp_path / "root" / "etc").mkdir(parents=True)
+    source.parse("rootfs:~/root", Programs()).config()
 
 
 def test_docker_names_as_docker_takes_them(tmp_path: Path) -> None:
