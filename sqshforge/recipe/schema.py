@@ -25,6 +25,7 @@ from sqshforge.recipe.words import (
     NAME,
     PATCH,
     VARIABLE,
+    Line,
     Name,
     Package,
     PlatformName,
@@ -46,7 +47,7 @@ class Recipe(Part):
     template: Name | None = Field(
         default=None, description="stem of the file in images/; default: the target's name"
     )
-    title: str = Field(min_length=1, description="one line that describes the image")
+    title: Line = Field(min_length=1, description="one line that describes the image")
     accelerator: Literal["cpu", "cuda", "neuron"] = Field(
         description="the hardware that the image computes on"
     )
@@ -81,7 +82,7 @@ class Recipe(Part):
         default_factory=dict,
         description="files in patches/ for triton, a source or a package in python.built",
     )
-    env: Mapping[Annotated[str, Field(pattern=VARIABLE)], str] = Field(
+    env: Mapping[Annotated[str, Field(pattern=VARIABLE)], Line] = Field(
         default_factory=dict, description="environment variables of the image"
     )
     launchers: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], ...] = Field(

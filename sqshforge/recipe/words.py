@@ -38,6 +38,16 @@ def _version(version: str) -> str:
     return version
 
 
+def _one_line(text: str) -> str:
+    """Return the text unchanged; `ValueError` if a Dockerfile could not hold it in quotes."""
+    if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", text):
+        raise ValueError(
+            "has a line break or another control character; write one line, not | or >"
+        )
+    return text
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
 Package = Annotated[str, Field(pattern=DEBIAN_PACKAGE)]
 Requirement = Annotated[str, Field(pattern=REQUIREMENT), AfterValidator(_with_version)]
 Bound = Annotated[str, Field(pattern=BOUND), AfterValidator(_with_version)]

@@ -75,6 +75,10 @@ def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
         (("[numpy==2.3.4]", "&p [numpy==2.3.4, [*p]]"), "an alias stands within what it names: p"),
         (('version: "3.11"', "version: 3.11"), "python.version (line 7): is 3.11"),
         (("disk_gb: 1", ""), "disk_gb: is missing"),
+        (("title: a test", "title: >\n  a test"), "title (line 2): has a line break"),
+        (("title: a test", 'title: "a\\nRUN b"'), "title (line 2): has a line break"),
+        (("disk_gb: 1", "disk_gb: 1\nenv:\n  A: |\n    b\n"), "env.A (line 12): has a line break"),
+        (("disk_gb: 1", 'disk_gb: 1\nenv: {A: "\\e[1m"}'), "env.A (line 11): has a line break"),
         (("title: a test", "title: a test\ntitle: again"), "title (line 3): stands twice"),
         (("[numpy==2.3.4]", "[Numpy==1, numpy==2]"), "named twice: numpy"),
         (
