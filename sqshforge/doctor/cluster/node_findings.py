@@ -227,7 +227,7 @@ def _namespaces(node: Node) -> Iterator[Finding]:
 
 
 def _gpus(node: Node) -> Iterator[Finding]:
-    """Judge NVIDIA's cards, and the tools with which enroot passes them to a container."""
+    """Judge NVIDIA's cards, and the tools with which every runtime passes them to a container."""
     nvidia = node.nvidia
     count = max(nvidia.cards, nvidia.devices)
     if nvidia.cards > nvidia.devices:
@@ -238,14 +238,13 @@ def _gpus(node: Node) -> Iterator[Finding]:
         yield Finding("NVIDIA GPUs", True, str(count or "none"))
     if not count:
         return
-    by_enroot = bool(node.enroot.path)
     what = "nvidia-container-cli (gives GPUs to a container)"
     detail = (
         f"{nvidia.version or 'of unknown version'}, {nvidia.cli}" if nvidia.cli else "not found"
     )
     fix = "install libnvidia-container-tools, of NVIDIA's package index"
-    yield Finding(what, bool(nvidia.cli), detail, fix, needed=by_enroot)
-    if by_enroot:
+    yield Finding(what, bool(nvidia.cli), detail, fix)
+    if node.enroot.path:
         hook = f"{node.enroot.settings}/hooks.d/98-nvidia.sh"
         fix = f"install enroot's package anew, or chmod +x {shlex.quote(hook)}"
         detail = hook if node.enroot.hook else f"{hook} is not there, or not executable"

@@ -280,6 +280,8 @@ def test_the_runtime_of_the_image_takes_newer_tools() -> None:
     old = gaps(node(python="3.6.8", programs={"unsquashfs": "4.4", "squashfuse": "/x"}, **bare))
     assert sorted(old) == ["python3", "unsquashfs (reads an image)"]
     assert "fuse-overlayfs (before Linux 6.6)" in gaps(node(kernel="5.15.0-x", **bare))
+    gpus = gaps(node(nvidia={"cards": 8, "devices": 8}, **bare))
+    assert list(gpus) == ["nvidia-container-cli (gives GPUs to a container)"]
     assert gaps(node(python="3.6.8", programs={"unsquashfs": "4.4"})) == {}  # enroot needs neither
     root = node(
         uid=0,
