@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,3 +67,8 @@ def tool(host: Host, name: str, use: str, *, needed: bool = True) -> Finding:
     path = host.programs.which(name)
     detail = str(path or "not found")
     return Finding(f"{name} ({use})", path is not None, detail, host.install(name), needed)
+
+
+def version(text: str) -> tuple[int, ...]:
+    """Return a version's first two numbers, to compare; fewer where there are fewer."""
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", text)[:2])

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.doctor.finding import OWN_HOME, Finding, Host, tool
+from sqshforge.doctor.finding import OWN_HOME, Finding, Host, tool, version
 from sqshforge.engine.buildah import Buildah
 from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 
 IDS = 65536  # number of ids that an image's files may have: root's to nobody's
 NEWLINE = r"\n"  # for printf
+NATIVE_OVERLAY = (6, 6)  # since this Linux, an ordinary user's overlay needs no fuse-overlayfs
 FUSE = "modprobe fuse && {0}chmod 0666 /dev/fuse"
 # Kernel settings that may forbid namespaces to ordinary users, with their bad and good values.
 SWITCHES = (
@@ -42,8 +43,15 @@ def findings(host: Host, *, builds: bool, runs: bool) -> Iterator[Finding]:
         yield from _ids(host)
         yield from _storage(host)
     yield tool(host, "squashfuse", "mounts a sqsh without root", needed=runs)
-    yield tool(host, "fuse-overlayfs", "the same on Linux before 6.6", needed=False)
+    kernel = "".join(host.lines("proc/sys/kernel/osrelease"))
+    is_old = needs_fuse_overlayfs(kernel)
+    yield tool(host, "fuse-overlayfs", "the same on Linux before 6.6", needed=runs and is_old)
     yield _fuse(host, needed=runs)
+
+
+def needs_fuse_overlayfs(kernel: str) -> bool:
+    """Whether an ordinary user needs it to run any file; one of several owners always does."""
+    return version(kernel) < NATIVE_OVERLAY
 
 
 def namespaces(host: Host, *, needed: bool) -> Finding:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.doctor.cluster.facts import Image, Node, Place
-from sqshforge.doctor.finding import Finding
-from sqshforge.doctor.user import FUSE, SWITCHES
+from sqshforge.doctor.finding import Finding, version
+from sqshforge.doctor.user import FUSE, SWITCHES, needs_fuse_overlayfs
 from sqshforge.host import suggest
 
 ROOM = 10**9  # free bytes below which a folder of enroot's is practically full
 UNPACKED = 3  # the unpacked files take at least this many times the squash file's size
 SLOW = 10.0  # seconds for the first 64 MiB of an image: a start reads several times as much
-NATIVE_OVERLAY = (6, 6)  # since this Linux, an ordinary user's overlay needs no fuse-overlayfs
 OWN_PYTHON = (3, 9)  # oldest version for the runtime that images carry
 OWN_UNSQUASHFS = (4, 5)  # oldest version that can read that runtime out of an image
 RUNTIME = "container runtime"
@@ -97,20 +96,16 @@ def _install(node: Node, *programs: str) -> str:
     return suggest.install(which, *programs)
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d{1,9}", text)[:2])
-
-
 def _python(node: Node) -> Finding:
     """Judge Python's version, which matters if the image's own runtime starts images."""
-    is_enough = _version(node.python) >= OWN_PYTHON or runtime(node) != OWN
+    is_enough = version(node.python) >= OWN_PYTHON or runtime(node) != OWN
     fix = "a Python from 3.9 on as python3 on the PATH, or enroot"
     return Finding("python3", is_enough, node.python, fix)
 
 
 def _unsquashfs(node: Node) -> Iterator[Finding]:
     there = node.programs.unsquashfs
-    is_old = runtime(node) == OWN and (0,) < _version(there) < OWN_UNSQUASHFS
+    is_old = runtime(node) == OWN and (0,) < version(there) < OWN_UNSQUASHFS
     detail = f"{there}; 4.5 or later is needed" if is_old else there or "not found"
     what = "unsquashfs (reads an image)"
     yield Finding(what, bool(there) and not is_old, detail, _install(node, "unsquashfs"))
@@ -201,7 +196,7 @@ def _squashfuse(node: Node) -> Iterator[Finding]:
 
 def _fuse_overlayfs(node: Node) -> Iterator[Finding]:
     path = node.programs.fuse_overlayfs
-    needed = runtime(node) == OWN and node.uid != 0 and _version(node.kernel) < NATIVE_OVERLAY
+    needed = runtime(node) == OWN and node.uid != 0 and needs_fuse_overlayfs(node.kernel)
     if path or needed:
         fix = _install(node, "fuse-overlayfs")
         detail = path or f"not found, and Linux is {node.kernel}"

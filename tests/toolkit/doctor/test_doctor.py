@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_docker")
 
 ALL = ["apt-get", "buildah", "mmdebstrap", "gpgv", "mksquashfs", "unsquashfs", "unshare"]
 ALL += ["squashfuse", "fuse-overlayfs", "newuidmap", "newgidmap", "sbatch"]
+KERNEL = "proc/sys/kernel/osrelease"
 NATIVE = {"GraphDriverName": "overlay", "GraphRoot": "/home/u/graph", "GraphOptions": None}
 
 
@@ -81,6 +82,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     ) -> Host:
         root = tmp_path / "root"
         given = {"etc/subuid": "u:100000:65536\n", "etc/subgid": "u:100000:65536\n"}
+        given |= {KERNEL: "6.6.0-1-amd64\n"}
         for name, text in {**given, **(files or {})}.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
@@ -242,6 +244,14 @@ def test_a_closed_fuse_is_reported(machine: Make, fuse: int | None, shown: str) 
     found = one(host, "/dev/fuse")
     assert found.needed and not found.ok and shown in found.detail
     assert found.fix == "sudo modprobe fuse && sudo chmod 0666 /dev/fuse"
+
+
+def test_before_linux_6_6_a_user_takes_fuse_overlayfs(machine: Make) -> None:
+    lacking: dict[str, Any] = {"without": ["fuse-overlayfs"]}
+    assert gaps(machine(**lacking)) == {}
+    lacking["files"] = {KERNEL: "5.15.0-91-generic\n"}
+    assert gaps(machine(**lacking)) == {"fuse-overlayfs": "sudo apt-get install fuse-overlayfs"}
+    assert gaps(machine(besides=["enroot"], **lacking)) == gaps(machine(uid=0, **lacking)) == {}
 
 
 def test_root_needs_none_of_what_users_do(machine: Make) -> None:
