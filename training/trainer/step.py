@@ -30,7 +30,7 @@ from training.parallel.optimizer import set_learning_rate
 from training.process_group import Group
 
 MOST_SKIPPED = 10
-"""Steps in a row that may be left out because their gradients are not finite."""
+"""Steps in a row that may be left out because their loss or gradients are not finite."""
 
 
 class Taken(NamedTuple):
@@ -82,7 +82,7 @@ class TrainStep:
             check_gradients(self.model, self._where)
         with self.phase("clip"):
             norm = self.backend.clip(self.model, self.optimizer, optim.grad_clip_thresh)  # ()
-            usable = self._is_usable(norm)
+            usable = self._is_usable(loss, norm)
         with self.phase("optimizer"):
             if usable:
                 self.optimizer.step()
@@ -114,19 +114,25 @@ class TrainStep:
             losses.append(loss.detach())
         return torch.stack(losses).sum()  # ()
 
-    def _is_usable(self, norm: Tensor) -> bool:
-        """Return whether the gradients can be used; on_nan=skip waits for the device to know.
+    def _is_usable(self, loss: Tensor, norm: Tensor) -> bool:
+        """Return whether the step can be taken; on_nan=skip waits for the device to know.
 
-        The norm is that of all ranks, so all decide alike. Raises TrainingError if too many steps
-        in a row were left out.
+        loss: (), this rank's part. The norm is that of all ranks, and their losses are added up as
+        the metrics do, so all decide alike (a collective call). Raises TrainingError if too many
+        steps in a row were left out.
         """
         if self.config.run.on_nan == "stop":
             return True  # metrics stop the run before anything is saved
-        if math.isfinite(norm.item()):
+        total = loss.float().clone()  # (): a finite gradient may have a loss that overflows
+        dist.all_reduce(total)
+        shown = {"loss": total.item(), "gradient norm": norm.item()}
+        lost = [what for what, value in shown.items() if not math.isfinite(value)]
+        if not lost:
             self.skipped = 0
             return True
         self.skipped += 1
-        self.say(f"step {self.step}: the gradient norm is {norm.item()}, the step is left out")
+        what = lost[-1]
+        self.say(f"step {self.step}: the {what} is {shown[what]}, the step is left out")
         if self.skipped >= MOST_SKIPPED:
             raise TrainingError(f"{self.skipped} steps in a row were left out; the run stops here")
         return False

@@ -131,6 +131,40 @@ def test_a_step_that_is_left_out_is_reported_and_the_run_goes_on(
     assert reports[0]["loss"] == pytest.approx((lines[0]["loss"] + lines[1]["loss"]) / 2)
 
 
+LOSS_BROKEN_ONCE = """
+import os
+import sys
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from training import mamba_fsdp
+from training.trainer import step
+from training.entrypoint import enter, leave
+loss_of = step.loss_of
+losses = iter(range(100))
+
+def broken_once(*given):
+    is_broken = next(losses) == 2 and os.environ["RANK"] == "1"
+    return loss_of(*given) + (float("inf") if is_broken else 0.0)
+
+step.loss_of = broken_once
+register_optimizer_step_post_hook(lambda *given: print("weights were updated", flush=True))
+leave(enter(mamba_fsdp.configure, sys.argv[1:]))
+"""
+
+
+def test_a_step_whose_loss_alone_is_infinite_is_left_out_on_all_ranks(
+    given: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As that of a target far less likely than another: its gradient is finite all the same."""
+    program = tmp_path / "broken.py"
+    program.write_text(LOSS_BROKEN_ONCE)
+    flags = (*given, "--num_steps=5", "--on_nan=skip")
+    done = run(2, *flags, program=[str(program)])
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in steps(tmp_path) if line.get("skipped")] == [3]
+    assert done.stdout.count("weights were updated") == 4 * 2
+    assert "step 3: the loss is inf, the step is left out" in done.stdout
+
+
 def test_a_gradient_that_was_widened_is_looked_at() -> None:
     """The Neuron backend's optimizer widens gradients in bfloat16."""
     layer = torch.nn.Linear(2, 2, bias=False)
