@@ -8,8 +8,8 @@ beside it: Python's own sources.
 
 Runs under Composer's launcher or torchrun on any number of ranks, or alone under python. Started
 again, it continues from its newest checkpoint. Exit codes: 0 done, 1 the run failed, 2 the request
-was wrong. The launcher's exit code is that of the first rank, which the launcher may have ended
-because another rank failed.
+was wrong, 85 stopped by SIGTERM after a checkpoint (start it again). The launcher's exit code is
+that of the first rank, which the launcher may have ended because another rank failed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def main(arguments: Sequence[str]) -> int:
         import composer  # noqa: F401
     except ImportError as error:
         raise RequestError(
-            f"Composer cannot be imported here ({error}); fix: pip install mosaicml"
+            f"Composer cannot be imported here ({error}); fix: use the image of target "
+            "composer-mamba, or pip install mosaicml"
         ) from error
     # Neither torch nor Composer is needed to refuse a bad request.
     from training.systems.composer.trainer import run

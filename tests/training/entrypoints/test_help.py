@@ -112,3 +112,9 @@ def test_the_entry_point_for_files_lists_its_settings(folder: Path) -> None:
     shown = set(re.findall(r"^  (\w+\.\w+)=", text, re.MULTILINE))
     wanted = {f"{name}.{one.name}" for name, kind in SECTIONS.items() for one in settings(kind)}
     assert shown == wanted | {"schedule.name", "model.name"}
+
+
+@pytest.mark.parametrize("program", [*TRAINING, "training.mamba_composer"])
+def test_the_exit_code_of_a_run_that_saved_and_stopped_is_named(program: str, folder: Path) -> None:
+    text = " ".join(helped(folder)[program].stdout.split())
+    assert "85 stopped by SIGTERM after a checkpoint (start it again)" in text
