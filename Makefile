@@ -19,7 +19,7 @@ help:  ## list the targets, one per line
 quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
 
-dev:  ## set up only .venv, with torch, linters and this checkout; installs no system packages
+dev:  ## set up only .venv, with torch, linters and this checkout; installs no packages but python3-venv, certificates
 	@./setup.sh dev
 
 try: dev  ## train a tiny model from the working tree, without an image: FLAGS="--num_steps=100"
