@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from training.errors import RequestError
 from training.job.plan import Job
 from training.job.preflight.coordinator import WIDTH, Coordinator
 from training.job.preflight.fault_isolation import (
@@ -201,3 +202,11 @@ def test_strangers_and_other_versions() -> None:
     assert end["do"] == "end" and end["bad"] == ["node 1"]
     shown = "node 1: versions: its report cannot be read: it runs another version of training/"
     assert asked[-1]["wrong"] == [shown]
+
+
+@pytest.mark.parametrize("seconds", ["1e3", "nan", "1_000", " 60", "-5", "0", "86401", "9" * 400])
+def test_seconds_that_a_launcher_would_read_differently(seconds: str) -> None:
+    """Or that nobody can wait for: srun's time limit is computed from them, too."""
+    with pytest.raises(RequestError, match="PREFLIGHT_SECONDS: must be 1 to 86400 seconds"):
+        read_settings({"PREFLIGHT_SECONDS": seconds})
+    assert read_settings({"PREFLIGHT_SECONDS": "090.5"}).limit == 90.5

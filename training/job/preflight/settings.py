@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +36,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     if wanted not in ("0", "1"):
         raise RequestError(f"PREFLIGHT: must be 0 (left out) or 1, not {wanted!r}")
     seconds = environment.get("PREFLIGHT_SECONDS") or "120"
-    try:
-        limit = float(seconds)
-    except ValueError:
-        limit = math.nan
+    # As launchers read it, in bash: no exponent.
+    limit = float(seconds) if re.fullmatch(r"[0-9]+(\.[0-9]*)?", seconds, re.ASCII) else 0.0
     if not 1 <= limit <= 86400:
         raise RequestError(f"PREFLIGHT_SECONDS: must be 1 to 86400 seconds, not {seconds!r}")
     folder = environment.get("CHECKPOINTS")
