@@ -11,6 +11,7 @@ from tests.training.data import test_stream
 from tests.training.data.test_splits import cache as cache
 from tests.training.data.test_tokenize import rows
 from training.data.tokenize.__main__ import tokenize
+from training.data.tokenize.texts import open_texts
 from training.errors import RequestError, TrainingError
 
 datasets = pytest.importorskip("datasets")
@@ -59,3 +60,27 @@ def test_a_stream_that_lacks_documents_as_a_file_is_empty_says_so(tmp_path: Path
     feed = test_stream.feed(f"stream:{folder}", batch=2)
     with pytest.raises(TrainingError, match=r"2, which reads .*/b\.jsonl; fix: leave out files"):
         feed.next_rows(range(2))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_rows_without_text_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    """They may be texts in a column of another name."""
+    lines = {
+        "jsonl": ['{"text": "one"}', '{"content": "two"}', '{"text": null}', '{"text": ""}'],
+        "csv": ["text,content", "one,1", ",two", "NA,3", '" ",4'],
+    }[ending]
+    (tmp_path / f"a.{ending}").write_text("\n".join(lines) + "\n")
+    found = open_texts(str(tmp_path))
+    assert found.read(0, len(found))[:3] == ["one", "", ""]
+    assert (
+        f"warning: 2 of 4 rows of {tmp_path} have nothing in column 'text': each is an empty text"
+        in capsys.readouterr().err
+    )
+
+
+def test_texts_that_are_empty_are_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("one\n\n\ntwo\n")
+    assert len(open_texts(str(tmp_path), sample_by="line")) == 4
+    assert "warning" not in capsys.readouterr().err

@@ -115,17 +115,25 @@ def open_texts(
         dataset = dataset.shuffle(seed=DRYRUN_SEED).select(some)
     dataset = dataset.with_format("arrow")
     sizes = np.concatenate([np.zeros(0, np.int64), *_sizes(dataset, column)])  # (documents,)
+    missing = int((sizes < 0).sum())
+    sizes = sizes.clip(min=0)  # (documents,)
     if not sizes.any():
         raise RequestError(f"--dataset: {name} has no text in column {column!r}")
+    if missing:
+        print(
+            f"warning: {missing:,} of {len(sizes):,} rows of {name} have nothing in column "
+            f"{column!r}: each is an empty text",
+            file=sys.stderr,
+        )
     return Texts(dataset, column, sizes, content)
 
 
 def _sizes(dataset: Any, column: str) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Yield the lengths, batch by batch, without reading the text."""
+    """Yield the lengths, batch by batch, without reading the text; -1 for a missing text."""
     import pyarrow.compute as pc
 
     for table in dataset.iter(batch_size=AT_ONCE):
-        lengths = pc.fill_null(pc.binary_length(table.column(column)), 0)
+        lengths = pc.fill_null(pc.binary_length(table.column(column)), -1)
         yield lengths.to_numpy().astype(np.int64)  # (documents of the batch,)
 
 
