@@ -226,6 +226,12 @@ class Daemon:
             facts = self.api.info()
         return facts["NCPU"], facts["MemTotal"]
 
+    def uses_containerd(self) -> bool:
+        """Whether containerd stores the images, as since Docker 29 unless it is configured."""
+        with self._talking("describe itself"):
+            facts = self.api.info()
+        return ["driver-type", "io.containerd.snapshotter.v1"] in (facts.get("DriverStatus") or [])
+
     def _finish(self, lines: Iterable[dict[str, Any]]) -> None:
         """Read the daemon's messages until its work is done; raises `WorkError` if it fails."""
         for line in lines:

@@ -21,7 +21,8 @@ from sqshforge.host.files import sha256
 from sqshforge.host.programs import Programs, failed
 from sqshforge.platforms import Platform
 
-BUILDKIT = {"DOCKER_BUILDKIT": "1"}
+# An attestation would give the image another ID with each build of the same content.
+BUILDKIT = {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
 BUILDX_SINCE = 23  # since this major version of the client, BuildKit needs a plugin
 NO_BUILDKIT = (
     "has no BuildKit: its buildx plugin is not installed",
@@ -170,6 +171,8 @@ class Docker:
             *(word for k, v in sorted(build.labels.items()) for word in ("--label", f"{k}={v}")),
             build.context,
         ]
+        if self.daemon.uses_containerd():  # its store compresses layers, which takes minutes
+            argv[-1:] = ["--output", "type=image,compression=uncompressed", build.context]
         try:
             self._follow(argv, on_line)
         except WorkError as error:

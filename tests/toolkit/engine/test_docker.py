@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from sqshforge import engine
 from sqshforge.engine.docker import Docker
+from sqshforge.engine.types import Build
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
 from tests.support import docker_api
@@ -85,9 +87,10 @@ def test_a_root_file_system_becomes_an_image(chosen: Docker, tmp_path: Path) -> 
     chosen.load(tmp_path / "root.tar", "localhost/sqshforge-test-root:7")
     chosen.save("localhost/sqshforge-test-root:7", tmp_path / "saved.tar")
     with tarfile.open(tmp_path / "saved.tar") as saved:
-        names = [one for one in saved.getnames() if one.endswith("layer.tar")]
-        assert len(names) == 1
-        content = saved.extractfile(names[0])
+        manifest = saved.extractfile("manifest.json")
+        assert manifest is not None
+        (name,) = json.load(manifest)[0]["Layers"]
+        content = saved.extractfile(name)
         assert content is not None
         with tarfile.open(fileobj=io.BytesIO(content.read())) as tar:
             assert "opt/sub/tool" in tar.getnames()
@@ -115,6 +118,39 @@ def test_a_failing_daemon_s_own_words_are_reported(tmp_path: Path) -> None:
         with pytest.raises(WorkError, match="out of order") as caught:
             chosen.storage()
     assert caught.value.where == host
+
+
+CONTAINERD = {
+    "Driver": "overlayfs",
+    "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]],
+}
+OVERLAY2 = {"Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "extfs"]]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "output"),
+    [
+        (CONTAINERD, ["--output", "type=image,compression=uncompressed"]),
+        (OVERLAY2, []),
+        ({"Driver": "vfs", "DriverStatus": None}, []),
+    ],
+)
+def test_containerd_s_store_does_not_compress_what_is_packed_next(
+    facts: dict[str, object], output: list[str], tmp_path: Path
+) -> None:
+    """Layers of a GPU image would be compressed for minutes, and unpacked again by pack."""
+    client = tmp_path / "docker"
+    client.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$BUILDX_NO_DEFAULT_ATTESTATIONS" "$@" > {tmp_path}/asked\n'
+    )
+    client.chmod(0o755)
+    with docker_api.answering({"/info": json.dumps(facts).encode()}):
+        build = Build(context=tmp_path / "context", name="localhost/x:1")
+        Docker(client, Programs()).build(build, lambda line: None)
+    attestations, *words = (tmp_path / "asked").read_text().splitlines()
+    assert attestations == "1"  # else each build has another ID
+    shared = ["build", "--progress", "plain", "--network", "host", "--tag", "localhost/x:1"]
+    assert words == [*shared, *output, str(tmp_path / "context")]
 
 
 def test_the_command_line_starts_without_the_sdk(docker: str) -> None:
