@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
 from sqshforge.image import overlay
 from sqshforge.image.address import Folder, Stream
 from sqshforge.image.enroot import CARRIED
 from sqshforge.squash import payload
-from sqshforge.squash.request import PackRequest
+from sqshforge.squash.request import PackRequest, record_image
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,19 @@ def base_layers(request: PackRequest, content: Folder | Stream) -> tuple[str, ..
             break
         count -= 1
     return layers[:count] or None
+
+
+def payload_layers(request: PackRequest, before: Mapping[str, Any] | None) -> frozenset[str]:
+    """The layers above the base of an earlier file, by its record.
+
+    They were read then, and touch only /sqshforge, which an image's history does not say of a RUN.
+    Empty if there is no record, or it is not of a file with these settings and a base.
+    """
+    if before is None:
+        return frozenset()
+    try:
+        layers, base = record_image(before).layers, before["base"]
+        bases = (n for n in range(1, len(layers)) if request.base_key(layers[:n]) == base)
+        return frozenset(layers[next(bases, len(layers)) :])
+    except (LookupError, TypeError, WorkError):  # another program's
+        return frozenset()

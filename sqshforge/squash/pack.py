@@ -35,7 +35,7 @@ from sqshforge.image.address import Content, Remote, Rootfs, Source
 from sqshforge.image.enroot import CARRIED
 from sqshforge.squash import mksquashfs, payload
 from sqshforge.squash.cache import Cache
-from sqshforge.squash.content import Opened, base_layers, open_content
+from sqshforge.squash.content import Opened, base_layers, open_content, payload_layers
 from sqshforge.squash.mksquashfs import Options, Squasher
 from sqshforge.squash.request import (
     PackRequest,
@@ -192,10 +192,14 @@ class _Pack:
     ) -> tuple[Written, str] | None:
         """Write the file from a cached base, without reading the layers; None if that fails.
 
-        Only the image's history says which base it has. So the base is looked up but never added: a
-        base that does not match its key would corrupt other images.
+        Only the image's history, and the record of the file that is replaced, say which base it
+        has. So the base is looked up but never added: a base that does not match its key would
+        corrupt other images.
         """
         layers = content.claimed_base()
+        seen = payload_layers(self.request, read_record(self.output))
+        while layers and layers[-1] in seen:
+            layers = layers[:-1]
         if self.cache is None or self.request.options.xattrs or not layers:
             return None
         key = self.request.base_key(layers)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
 import random
 import tarfile
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from sqshforge.engine.daemon import Daemon
 from sqshforge.host import files
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
@@ -221,6 +224,53 @@ def test_the_record_of_an_edit_is_that_of_the_file(desk: Desk) -> None:
     assert facts["digest"] == files.digest(path, jobs=1)
     assert facts["base"] == f"sha256:{desk.cache.bases()[0].path.stem}"
     assert facts["image"]["env"][-1] == "WHO=base"
+
+
+def inside(place: Path, **files: str) -> None:
+    """Write inside.tar, which an image unpacks by a step that does not say where its files go."""
+    with tarfile.open(place / "inside.tar", "w") as tar:
+        for name, text in files.items():
+            one = tarfile.TarInfo(name.replace("__", "/"))
+            one.size = len(text)
+            tar.addfile(one, io.BytesIO(text.encode()))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("desk", ["unmounted"], indirect=True)
+def test_a_step_that_was_seen_to_stay_within_sqshforge_is_not_saved_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the RUN that writes the list of packages: docker's history does not say what it wrote."""
+    dockerfile = DOCKERFILE.replace("COPY training/", "ADD inside.tar /\nCOPY training/")
+    inside(desk.context, sqshforge__list="packages")
+    desk.pack(desk.build("one", dockerfile))
+    image = desk.build("two", dockerfile)
+    with monkeypatch.context() as patch:
+        patch.setattr(Daemon, "save", lambda *_: pytest.fail("the image is saved"))
+        warm, said = desk.pack(image)
+    assert FROM_CACHE in said
+    cold, _ = desk.pack(image, "cold.sqsh", cached=False)
+    assert warm.read_bytes() == cold.read_bytes()
+    # Another content of that step may be anywhere.
+    inside(desk.context, sqshforge__list="packages", opt__new="new")
+    path, said = desk.pack(desk.build("three", dockerfile))
+    assert FROM_CACHE not in said
+    assert Programs().capture(["unsquashfs", "-cat", path, "opt/new"]) == "new"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("desk", ["unmounted"], indirect=True)
+@pytest.mark.parametrize("layers", [None, 3, ["x", 4], [[]], "sha256:1"])
+def test_a_record_with_other_layers_says_nothing_of_a_base(desk: Desk, layers: object) -> None:
+    dockerfile = DOCKERFILE.replace("COPY training/", "ADD inside.tar /\nCOPY training/")
+    inside(desk.context, sqshforge__list="packages")
+    path, _ = desk.pack(desk.build("one", dockerfile))
+    facts = record.read_record(path)
+    assert facts is not None
+    facts["image"]["layers"] = layers
+    record.record_path(path).write_text(json.dumps(facts))
+    _, said = desk.pack(desk.build("two", dockerfile))
+    assert FROM_CACHE in said  # it was saved, and its own layers were read
 
 
 @pytest.mark.processes
