@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from training.data.json_column import read_column_alone
+from training.data.one_column import read_column_alone
 from training.data.zst import read_zst_whole
 from training.errors import RequestError
 
@@ -40,8 +40,8 @@ def missing(names: str, what: str, error: ImportError) -> RequestError:
 def datasets_library(what: str) -> Any:
     """Import the library datasets, kept quiet and from running code that comes with a set.
 
-    It also reads .zst files to their end, and one column of JSON files if asked to. Raises
-    RequestError as library() does.
+    It also reads .zst files to their end, and one column of JSON and CSV files if asked to.
+    Raises RequestError as library() does.
     """
     datasets = library("datasets", what)
     # Releases before 4 run a set's own code unless asked not to.

@@ -89,9 +89,9 @@ class LocalTexts:
     ) -> Any:
         """Open a split by the library; of files, it may also be a part such as train[:10%].
 
-        column: what is read of JSON files; other kinds are read with all columns. sample_by: what
-        counts as a text in .txt files. Raises RequestError for a split that does not exist or
-        files that are not texts, and whatever the library raises.
+        column: what is read of JSON and CSV files; other kinds are read with all columns.
+        sample_by: what counts as a text in .txt files. Raises RequestError for a split that does
+        not exist or files that are not texts, and whatever the library raises.
         """
         datasets = datasets_library(READ_BY)
         if self.is_saved:
@@ -109,7 +109,10 @@ class LocalTexts:
         if kinds == {"parquet"}:
             # By default it is as many as the first row group has, and none is refused.
             options["batch_size"] = ROWS_AT_ONCE
-        if self.source == "json":
+        if kinds == {"csv"}:
+            # Pandas makes numbers of digits, and missing values of NA, null, None and nan.
+            options |= {"keep_default_na": False, "na_values": [""]}
+        if self.source == "json" or kinds == {"csv"}:
             options["features"] = datasets.Features({column: datasets.Value("string")})
         try:
             return datasets.load_dataset(self.source, self.config or None, **options)

@@ -69,7 +69,7 @@ def test_rows_without_text_are_counted(
     """They may be texts in a column of another name."""
     lines = {
         "jsonl": ['{"text": "one"}', '{"content": "two"}', '{"text": null}', '{"text": ""}'],
-        "csv": ["text,content", "one,1", ",two", "NA,3", '" ",4'],
+        "csv": ["text,content", "one,1", ",two", ",3", '" ",4'],
     }[ending]
     (tmp_path / f"a.{ending}").write_text("\n".join(lines) + "\n")
     found = open_texts(str(tmp_path))
@@ -84,3 +84,57 @@ def test_texts_that_are_empty_are_texts(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "a.txt").write_text("one\n\n\ntwo\n")
     assert len(open_texts(str(tmp_path), sample_by="line")) == 4
     assert "warning" not in capsys.readouterr().err
+
+
+CELLS = ("NA", "null", "None", "nan", "007", "1e5", "3", "2020-01-01", "True", " x ")
+
+
+@pytest.mark.parametrize("those", [CELLS, CELLS[:4], CELLS[4:7], CELLS[:1], CELLS[7:8]])
+def test_texts_of_csv_are_what_is_written_there(tmp_path: Path, those: tuple[str, ...]) -> None:
+    """Words such as NA are no missing texts, and digits no numbers, alone or among other texts."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "a.csv").write_text("id,text\n" + "".join(f"1,<{{{t}}}>\n" for t in "ab"))
+    (folder / "b.csv").write_text("id,text\n" + "".join(f"2,{cell}\n" for cell in those))
+    for name in ("b.csv", ""):
+        read = ("<{a}><{b}>" if not name else "") + "".join(those)
+        made = tmp_path / f"set-{name}"
+        tokenize([*FLAGS[:2], "--seq_len=1", f"--dataset={folder}/{name}", f"--save_path={made}"])
+        assert bytes(chain.from_iterable(rows(made))).decode() == read
+        (lane,) = test_stream.texts(f"stream:{folder}/{name}", batch=1)
+        assert sorted(lane)[-len(read) :] == sorted(read)[-len(lane) :]
+
+
+def test_files_of_csv_may_have_only_a_header_or_other_columns_beside_the_text(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "a.csv").write_text("text,id\n")
+    (folder / "b.csv").write_text("text,id\n<b>,1\n")
+    (folder / "c.csv").write_text("place,text\nhere,<c>\n")
+    tokenize([*FLAGS, f"--dataset={folder}", f"--save_path={tmp_path}/set"])
+    assert bytes(chain.from_iterable(rows(tmp_path / "set"))).decode() == "<b><c>"
+    (folder / "d.csv").write_text("title,id\nT,1\n")
+    with pytest.raises(
+        RequestError, match=r"--text_column: .*d\.csv has no column 'text'; there are: id, title"
+    ):
+        tokenize([*FLAGS, f"--dataset={folder}", f"--save_path={tmp_path}/other"])
+    with pytest.raises(TrainingError, match=r"no column 'text'; there are: id, title; fix: "):
+        test_stream.texts(f"stream:{folder}", batch=1)
+
+
+def test_a_cell_of_csv_without_a_text_is_no_text_of_a_stream(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,one\n2,\n")
+    with pytest.raises(TrainingError, match=r"document 2 has no text"):
+        test_stream.texts(f"stream:{tmp_path}/a.csv", batch=1)
+
+
+def test_rows_of_csv_with_more_fields_than_the_header_are_refused(tmp_path: Path) -> None:
+    """Pandas would read the texts of another column."""
+    (tmp_path / "a.csv").write_text("text,id\none, two,1\nthree, four,2\n")
+    match = r"a\.csv cannot be read: its rows have more fields than its header; fix: "
+    with pytest.raises(RequestError, match=match):
+        tokenize([*FLAGS, f"--dataset={tmp_path}/a.csv", f"--save_path={tmp_path}/set"])
+    with pytest.raises(TrainingError, match=match):
+        test_stream.texts(f"stream:{tmp_path}/a.csv", batch=1)

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from training.config.sections import STREAM
 from training.data.files import ArrowFiles
 from training.data.how_to_read import lines_of_tokens
-from training.data.json_column import NoTextError
 from training.data.libraries import datasets_library
+from training.data.one_column import NoTextError
 from training.data.remote import is_url
 from training.data.splits import (
     TEXT,

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from training.data.json_column import NoTextError
 from training.data.libraries import datasets_library
+from training.data.one_column import NoTextError
 from training.data.remote import is_url
 from training.data.splits import NoSplit, find, is_local
 from training.errors import RequestError, TrainingError
