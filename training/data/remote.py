@@ -40,13 +40,39 @@ def is_url(path: str) -> bool:
 
 def open_url(url: str, setting: str) -> tuple[Any, str]:
     """Return a URL's file system and the path in it. Raises RequestError naming the setting."""
+    try:
+        return _opened(url)
+    except RequestError as error:
+        raise RequestError(f"{setting}: {error}") from error
+
+
+def _opened(url: str) -> tuple[Any, str]:
     import fsspec
 
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:  # a missing library, or an unknown protocol
-        raise RequestError(f"{setting}: {url} cannot be reached: {first_line(error)}") from error
+        raise RequestError(f"{url} cannot be reached: {first_line(error)}") from error
     return found
+
+
+def matching_urls(pattern: str) -> list[str]:
+    """Find the files of a URL or of a pattern of URLs, sorted.
+
+    A URL without wildcards is that of a file, which may be missing. Over http a ? begins a query,
+    and files are found in pages that list them. Raises RequestError for an unknown protocol,
+    TrainingError if the files cannot be listed.
+    """
+    signs = pattern.replace("?", "") if pattern.startswith(("http://", "https://")) else pattern
+    if not has_magic(signs) or "::" in pattern:  # as zip://*.jsonl::URL, which no reader takes
+        return [pattern]
+    fs, path = _opened(pattern)
+    with one_line_errors(f"{pattern} cannot be listed"):
+        if fs.isfile(path):
+            return [pattern]
+        found = fs.glob(path, detail=True)
+    files = sorted(one for one, about in found.items() if about["type"] == "file")
+    return [fs.unstrip_protocol(one) for one in files]
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from training.data.mixture import Mixture, listed
 from training.data.mixture import Source as Part
 from training.data.packed import LAYOUTS, Layout, Packed
 from training.data.sampler import Reader
-from training.data.splits import matching
+from training.data.splits import named
 from training.data.stream.feed import open_shards, stream_of
 from training.data.stream.shards import Shards
 from training.errors import RequestError, TrainingError
@@ -151,9 +151,7 @@ def _text_files(pattern: str) -> tuple[list[str], list[int]]:
     """Return the paths and sizes of the files that match, sorted, without empty ones."""
     if not pattern:
         raise RequestError("text: must be followed by a file name or pattern")
-    found = matching(pattern)
-    if not found:
-        raise RequestError(f"no file matches {pattern}")
+    found = named(pattern)
     try:
         for path in found:
             with Path(path).open("rb"):

@@ -17,11 +17,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape, has_magic, iglob
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from training.data.libraries import datasets_library
-from training.data.remote import is_url
+from training.data.remote import is_url, matching_urls
 from training.errors import RequestError
 
 BUILDERS = {
@@ -159,7 +160,8 @@ def find(name: str, config: str = "") -> LocalTexts:
     nothing, or if it is unclear which files belong together.
     """
     if is_url(name):
-        return _of_files(name, name.split(","), config)
+        found = list(chain.from_iterable(map(named, name.split(","))))
+        return _of_files(name, list(dict.fromkeys(found)), config)
     path = Path(name).expanduser()
     for mark in ("dataset_dict.json", "state.json"):
         if os.path.isfile(path / mark):  # noqa: PTH113
@@ -170,10 +172,7 @@ def find(name: str, config: str = "") -> LocalTexts:
         return _of_folder(name, path.absolute(), config)
     found = matching(name)
     if not found:
-        for pattern in name.split(","):
-            if not (files := matching(pattern)):
-                raise RequestError(f"no file matches {pattern}")
-            found += files
+        found = list(chain.from_iterable(map(named, name.split(","))))
     return _of_files(name, list(dict.fromkeys(found)), config)
 
 
@@ -183,6 +182,16 @@ def matching(pattern: str) -> list[str]:
     if os.path.isfile(path):  # noqa: PTH113 - it never raises
         return [path]
     return sorted(one for one in iglob(path, recursive=True) if Path(one).is_file())  # noqa: PTH207
+
+
+def named(pattern: str) -> list[str]:
+    """Find the files of a name, pattern or URL. Raises RequestError if there is none."""
+    if files := matching_urls(pattern) if is_url(pattern) else matching(pattern):
+        return files
+    if os.path.isdir(pattern):  # noqa: PTH112
+        folder = pattern.rstrip("/")
+        raise RequestError(f"{pattern} is a folder; fix: name its files, as {folder}/**/*.txt")
+    raise RequestError(f"no file matches {pattern}")
 
 
 def shown(files: Sequence[str]) -> str:

@@ -10,9 +10,11 @@ import pytest
 from tests.training.data import test_stream
 from tests.training.data.test_splits import cache as cache
 from tests.training.data.test_splits import config, write
+from tests.training.data.test_tokenize import rows
 from training.data.sources import Text, open_evaluation, open_feed
 from training.data.splits import find, is_local
 from training.data.stream.shards import Shards
+from training.data.tokenize.__main__ import tokenize
 from training.errors import RequestError
 
 
@@ -53,4 +55,32 @@ def test_a_file_is_read_by_its_name_whatever_that_means_as_a_pattern(tmp_path: P
     assert Text(file, 8).described() == f"{Path(file).stat().st_size} bytes in 1 files"
     held_out = config(dataset_path=f"stream:{file}", eval_dataset_path=f"text:{file}")
     with pytest.raises(RequestError, match=r"part\[1\].txt is trained on"):
+        open_evaluation(held_out, 0, 1)
+
+
+def test_patterns_of_urls_mean_the_files_that_match(tmp_path: Path) -> None:
+    """Each is read once; taken for a file's name, a pattern would lose them without a word."""
+    names = ("a.jsonl", "b.jsonl", "in/c.jsonl")
+    folder = write(tmp_path / "mine", *names).as_uri()
+    read = [f"{folder}/{name}" for name in names]
+    assert find(f"{folder}/*.jsonl").files("train") == tuple(read[:2])
+    assert find(f"{folder}/**/*.jsonl").files("train") == tuple(read)
+    mixed = f"{folder}/*.jsonl,{read[0]},{read[0]},{tmp_path}/mine/in/*.jsonl"
+    assert find(mixed).files("train") == (*read[:2], f"{tmp_path}/mine/in/c.jsonl")
+    documents = "".join(test_stream.texts(f"stream:{folder}/*.jsonl,{read[2]}", batch=3))
+    for name in names:
+        assert documents.count(f"<{name} 0>") == 1
+    saved = tmp_path / "set"
+    flags = ("--tokenizer=bytes", "--seq_len=1", "--num_proc=1")
+    tokenize([*flags, f"--dataset={folder}/*.jsonl,{read[0]}", f"--save_path={saved}"])
+    tokens = bytes(token for row in rows(saved) for token in row).decode()
+    assert [tokens.count(f"<{name} 0>") for name in names] == [1, 1, 0]
+    with pytest.raises(RequestError, match=r"^no file matches .*/\*\.txt$"):
+        find(f"{folder}/*.txt")
+    with pytest.raises(RequestError, match=r"^nope://a/\*\.txt cannot be reached: "):
+        find("nope://a/*.txt")
+    held_out = config(
+        dataset_path=f"stream:{folder}/*.jsonl", eval_dataset_path=f"stream:{read[1]}"
+    )
+    with pytest.raises(RequestError, match=r"b\.jsonl is trained on"):
         open_evaluation(held_out, 0, 1)

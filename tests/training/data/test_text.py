@@ -99,6 +99,8 @@ def test_other_data_is_not_resumed(pattern: str, tmp_path: Path) -> None:
 
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=rf"{tmp_path} is a folder; fix: .*{tmp_path}/\*\*/\*"):
+        Text(str(tmp_path), 4)
     with pytest.raises(RequestError, match=f"no file matches {tmp_path}/none"):
         open_text(f"{tmp_path}/none/*")
     with pytest.raises(RequestError, match="must be followed by"):
