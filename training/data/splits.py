@@ -230,6 +230,7 @@ def _require_no_config(name: str, config: str) -> None:
 def _of_files(name: str, paths: Sequence[str], config: str) -> LocalTexts:
     """Take the named files as one split. Raises RequestError for files of several kinds."""
     _require_no_config(name, config)
+    _require_plain(paths)
     known: dict[str, list[str]] = {}
     for path in paths:
         known.setdefault(kind_of(path), []).append(path)
@@ -245,6 +246,16 @@ def _of_files(name: str, paths: Sequence[str], config: str) -> LocalTexts:
     if builder != "text":  # a file of text is one document, which may be called anything
         _require_one_split(name, files)
     return LocalTexts(name, builder, {TRAIN: tuple(files)})
+
+
+def _require_plain(paths: Iterable[str]) -> None:
+    """Refuse paths that the library takes for those of files in archives."""
+    for path in paths:
+        if "::" in path and not is_url(path):
+            raise RequestError(
+                f"{path} has :: in its path, which the library datasets takes for a file in an "
+                "archive; fix: rename it"
+            )
 
 
 def _require_one_split(name: str, files: Iterable[str]) -> None:
@@ -279,6 +290,7 @@ def _of_folder(name: str, folder: Path, config: str) -> LocalTexts:
             f"{shlex.quote(f'{escape(str(folder))}/*.jsonl')}"
         )
     texts = list(text_files(folder))
+    _require_plain(texts)
     has_card = any(_lists_configs(folder / card) for card in CARDS)
     below = len(str(folder))
     try:

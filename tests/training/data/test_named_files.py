@@ -84,3 +84,10 @@ def test_patterns_of_urls_mean_the_files_that_match(tmp_path: Path) -> None:
     )
     with pytest.raises(RequestError, match=r"b\.jsonl is trained on"):
         open_evaluation(held_out, 0, 1)
+
+
+def test_a_name_that_the_library_takes_for_an_archive_s_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "mine", "c::d.jsonl", "e.jsonl")
+    for name in ("mine", "mine/*.jsonl", "mine/c::d.jsonl"):
+        with pytest.raises(RequestError, match=r"c::d\.jsonl has :: in its path, .*; fix: rename"):
+            find(f"{tmp_path}/{name}")
