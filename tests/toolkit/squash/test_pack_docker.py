@@ -98,11 +98,17 @@ def test_a_user_in_the_docker_group_builds_and_packs_a_target_by_one_command(
     user: User, docker: str, in_group: None
 ) -> None:
     checkout = ordinary_user.checkout(user)
-    for state in ("packed in", "up to date"):
-        tools = f"{engines.CLIENT.parent}:{os.environ['PATH']}"
-        done = ordinary_user.pack_target(user, checkout, ENGINE="docker", PATH=tools)
+    tools = f"{engines.CLIENT.parent}:{os.environ['PATH']}"
+    for state in ("packed in", "up to date", "an edit"):
+        if state == "an edit":
+            with (checkout / "training/cli.py").open("a") as file:
+                file.write("# edited\n")
+        with watched() as done_by_docker:
+            done = ordinary_user.pack_target(user, checkout, ENGINE="docker", PATH=tools)
         assert done.returncode == 0, done.stderr
-        assert state in done.stdout
+        assert ("up to date" in done.stdout) == (state == "up to date")
+        # After an edit, nothing but /sqshforge is read.
+        assert done_by_docker.count("image save") == (state == "packed in")
 
 
 def test_a_user_in_the_docker_group_gets_the_bytes_that_root_gets(
