@@ -28,9 +28,15 @@ NO_BUILDKIT = (
     "has no BuildKit: its buildx plugin is not installed",
     "install the package docker-buildx (or docker-buildx-plugin)",
 )
-CUT = re.compile(r"rpc error: code = (Internal|Unavailable) desc = .*EOF")
-"""BuildKit's message when it loses an internal connection; seen with 20.10, in a build that was
-started just after another one was ended."""
+PASSING = re.compile(
+    r"rpc error: code = (Internal|Unavailable) desc = .*EOF"
+    r"|failed to prepare extraction snapshot .* not found"
+)
+"""Errors of docker's own that the next try does not have: BuildKit lost an internal connection
+(seen with 20.10, in a build that was started just after another one was ended), or containerd
+removed layers of the image that a build replaces while it unpacked the new one (seen with 29.1)."""
+EXCERPT = re.compile(r"\s*\d+ \| .*|-{20}|\S+:\d+")
+"""Lines of the Dockerfile, which docker since 23 prints after the output of a step that failed."""
 
 
 @dataclass(frozen=True)
@@ -176,13 +182,18 @@ class Docker:
         try:
             self._follow(argv, on_line)
         except WorkError as error:
-            if CUT.search(error.what) is None:
+            if PASSING.search(error.what) is None:
                 raise
-            on_line("docker lost a connection of its own: once more")
+            on_line("an error of docker's own, not of the build: once more")
             self._follow(argv, on_line)  # continues from the steps that are done
 
     def _follow(self, argv: list[str | Path], on_line: Callable[[str], None]) -> None:
-        self.programs.follow(argv, lambda line: on_line(step(line)), env=BUILDKIT)
+        self.programs.follow(
+            argv,
+            lambda line: on_line(step(line)),
+            env=BUILDKIT,
+            tells_why=lambda line: line.strip() and EXCERPT.fullmatch(line) is None,
+        )
 
     def source(self, name: str) -> str:
         return f"dockerd://{name}"

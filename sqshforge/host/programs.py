@@ -118,10 +118,12 @@ class Programs:
         cwd: Path | None = None,
         stdin: IO[bytes] | None = None,
         end: signal.Signals = signal.SIGTERM,
+        tells_why: Callable[[str], object] = bool,
     ) -> None:
         """Run, passing each line of output to `on_line` as it comes; raise `WorkError` on failure.
 
         A line that is redrawn with carriage returns is passed each time. `end` is as in `start`.
+        The error has the last lines for which `tells_why` is true.
         """
         words = tuple(str(word) for word in argv)
         tail: deque[str] = deque(maxlen=TAIL)
@@ -136,7 +138,7 @@ class Programs:
         ) as process:
             assert process.stdout is not None
             for line, is_redrawn in _lines(process.stdout):
-                if not is_redrawn:
+                if not is_redrawn and tells_why(line):
                     tail.append(line)
                 on_line(line)
             code = process.wait()

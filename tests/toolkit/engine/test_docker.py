@@ -139,11 +139,8 @@ def test_containerd_s_store_does_not_compress_what_is_packed_next(
     facts: dict[str, object], output: list[str], tmp_path: Path
 ) -> None:
     """Layers of a GPU image would be compressed for minutes, and unpacked again by pack."""
-    client = tmp_path / "docker"
-    client.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$BUILDX_NO_DEFAULT_ATTESTATIONS" "$@" > {tmp_path}/asked\n'
-    )
-    client.chmod(0o755)
+    said = f'printf "%s\\n" "$BUILDX_NO_DEFAULT_ATTESTATIONS" "$@" > {tmp_path}/asked'
+    client = client_of(tmp_path / "docker", said)
     with docker_api.answering({"/info": json.dumps(facts).encode()}):
         build = Build(context=tmp_path / "context", name="localhost/x:1")
         Docker(client, Programs()).build(build, lambda line: None)
@@ -151,6 +148,48 @@ def test_containerd_s_store_does_not_compress_what_is_packed_next(
     assert attestations == "1"  # else each build has another ID
     shared = ["build", "--progress", "plain", "--network", "host", "--tag", "localhost/x:1"]
     assert words == [*shared, *output, str(tmp_path / "context")]
+
+
+def client_of(place: Path, script: str) -> Path:
+    """Write a stand-in for docker's client."""
+    place.write_text(f"#!/bin/sh\n{script}\n")
+    place.chmod(0o755)
+    return place
+
+
+# Docker 29.1, for a Dockerfile of which the step that failed has more lines than an error shows.
+FAILED = (
+    """\
+#8 [system 1/3] RUN apt-get install none && apt-get clean
+#8 1.734 E: Unable to locate package none
+#8 ERROR: process "/bin/sh -c apt-get install none" did not complete successfully: exit code: 100
+------
+ > [system 1/3] RUN apt-get install none && apt-get clean:
+1.734 E: Unable to locate package none
+------
+Dockerfile:7
+--------------------
+"""
+    + "".join(f"{n:4} | >>>     && step {n} \\\n" for n in range(7, 40))
+    + """\
+--------------------
+ERROR: failed to build: failed to solve: process "/bin/sh -c apt-get install none" did not complete
+"""
+)
+
+
+def test_why_a_step_failed_is_shown_and_not_the_dockerfile(tmp_path: Path) -> None:
+    (tmp_path / "said").write_text(FAILED)
+    client = client_of(tmp_path / "docker", f"cat {tmp_path}/said; exit 1")
+    build = Build(context=tmp_path, name="localhost/x:1")
+    with (
+        docker_api.answering({"/info": json.dumps(OVERLAY2).encode()}),
+        pytest.raises(WorkError) as caught,
+    ):
+        Docker(client, Programs()).build(build, lambda line: None)
+    assert "E: Unable to locate package none" in caught.value.what
+    assert "ERROR: failed to build" in caught.value.what
+    assert "step 39" not in caught.value.what and "Dockerfile:7" not in caught.value.what
 
 
 def test_the_command_line_starts_without_the_sdk(docker: str) -> None:
