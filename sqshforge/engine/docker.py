@@ -23,6 +23,8 @@ from sqshforge.platforms import Platform
 
 # An attestation would give the image another ID with each build of the same content.
 BUILDKIT = {"DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+# To containerd's store layers go compressed by default, which takes long and which pack undoes.
+UNCOMPRESSED = ("--output", "type=image,compression=uncompressed")
 BUILDX_SINCE = 23  # since this major version of the client, BuildKit needs a plugin
 NO_BUILDKIT = (
     "has no BuildKit: its buildx plugin is not installed",
@@ -175,10 +177,9 @@ class Docker:
             "plain",
             *build.options(),
             *(word for k, v in sorted(build.labels.items()) for word in ("--label", f"{k}={v}")),
+            *(UNCOMPRESSED if self.daemon.uses_containerd() else ()),
             build.context,
         ]
-        if self.daemon.uses_containerd():  # its store compresses layers, which takes minutes
-            argv[-1:] = ["--output", "type=image,compression=uncompressed", build.context]
         try:
             self._follow(argv, on_line)
         except WorkError as error:
