@@ -65,10 +65,10 @@ def base_layers(request: PackRequest, content: Folder | Stream) -> tuple[str, ..
 
 
 def payload_layers(request: PackRequest, before: Mapping[str, Any] | None) -> frozenset[str]:
-    """The layers above the base of an earlier file, by its record.
+    """The layers above the base of an earlier file, by its record; they touch only /sqshforge.
 
-    They were read then, and touch only /sqshforge, which an image's history does not say of a RUN.
-    Empty if there is no record, or it is not of a file with these settings and a base.
+    The pack of that file read them, or the image's history said so, which it cannot of a RUN. Empty
+    if there is no record, or it is not of a file with these settings and a base.
     """
     if before is None:
         return frozenset()
