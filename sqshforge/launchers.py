@@ -11,6 +11,7 @@ from pathlib import Path
 import jinja2
 
 from sqshforge import project
+from sqshforge.host.files import publish
 from sqshforge.run.passed import PASSED
 
 TEMPLATES = "launch/template"
@@ -63,9 +64,7 @@ def _expression(pattern: str) -> str:
 def main(root: Path) -> None:
     """Write all launchers."""
     for name in names(root):
-        path = root / "launch" / f"{name}.sbatch"
-        path.write_text(render(root, name), encoding="utf-8")
-        path.chmod(0o644)
+        publish(render(root, name).encode(), root / "launch" / f"{name}.sbatch")
 
 
 if __name__ == "__main__":

@@ -363,8 +363,15 @@ def _refused(name: str, folder: Path, config: str, error: Exception) -> RequestE
         )
     if config and there == ["default"]:
         _require_no_config(name, config)
-    if not any(text_files(folder)):
+    texts = list(text_files(folder))
+    if not texts:
         return _no_texts(name)
+    if not any(PurePosixPath(path).suffixes[-1].islower() for path in texts):
+        pattern = shlex.quote(f"{folder}/**/*{PurePosixPath(texts[0]).suffixes[-1]}")
+        return RequestError(
+            f"{name}: the library datasets reads a folder's files only if their endings are in "
+            f"small letters, unlike that of {texts[0]}; fix: name the files, as {pattern}"
+        )
     return RequestError(f"{name} cannot be read: {' '.join(str(error).split())}")
 
 

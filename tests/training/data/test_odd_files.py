@@ -36,6 +36,15 @@ def test_a_parquet_file_may_have_no_rows(tmp_path: Path, empty: str) -> None:
     assert sorted(lane) == sorted(read)
 
 
+def test_of_a_folder_the_library_reads_no_endings_in_capital_letters(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT").write_text("one text")
+    flags = (*FLAGS, f"--save_path={tmp_path}/set")
+    with pytest.raises(RequestError, match=r"small letters, .*A\.TXT; fix: .*'.*/\*\*/\*\.TXT'"):
+        tokenize([*flags, f"--dataset={tmp_path}"])
+    tokenize([*flags, f"--dataset={tmp_path}/**/*.TXT"])
+    assert bytes(chain.from_iterable(rows(tmp_path / "set"))).decode() == "one te"
+
+
 @pytest.mark.parametrize("ending", ["md", "tar", "html"])
 def test_of_files_that_are_not_read_as_texts_the_known_endings_are_named(
     tmp_path: Path, ending: str
